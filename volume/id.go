@@ -56,6 +56,13 @@ func CanBeInAnotherPool(id, pool string) bool {
 	return m != nil && (m[2] == "" || m[2] != poolSuffix(pool))
 }
 
+// CanBeInPool reports whether an object with the id can be in the given pool:
+// NewID returned it for that pool or, in releases up to 2026-11, for any.
+func CanBeInPool(id, pool string) bool {
+	m := ownID().FindStringSubmatch(id)
+	return m != nil && (m[2] == "" || m[2] == poolSuffix(pool))
+}
+
 // IDTime returns the creation time of an id of NewID, and zero for other ids.
 func IDTime(id string) time.Time {
 	m := ownID().FindStringSubmatch(id)

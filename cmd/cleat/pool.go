@@ -12,14 +12,20 @@ import (
 
 func newPoolCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use:     "pool",
-		Short:   "Manage the storage pool of this machine",
-		Long:    `Manages the storage pool of this machine while its driver is stopped.`,
-		Example: `  sudo cleat pool remove`,
+		Use:   "pool",
+		Short: "Manage the storage pool of this machine",
+		Long:  `Manages the storage pool of this machine while its driver is stopped.`,
+		Example: `  sudo cleat pool remove
+  sudo cleat pool rebuild`,
 	}
-	c.AddCommand(newPoolRemoveCommand())
+	c.AddCommand(newPoolRemoveCommand(), newPoolRebuildCommand())
 	setUpGroup(c)
 	return c
+}
+
+func addPoolFlags(fs *pflag.FlagSet, c *local.Config) {
+	fs.StringVar(&c.Pool, "pool", defaultPool, "directory of the pool; its image is this path with .img appended")
+	fs.StringVar(&c.StateDir, "state-dir", defaultState, "directory in which the driver recorded the identity of the pool")
 }
 
 func newPoolRemoveCommand() *cobra.Command {
@@ -44,8 +50,7 @@ files. It is idempotent, and completes an interrupted removal.`,
 	// The environment cannot permit the deletion of data.
 	c.Flags().BoolVar(&options.DeleteVolumes, "delete-volumes", false, "also delete volumes and snapshots with their data")
 	f.env = pflag.NewFlagSet("environment", pflag.ContinueOnError)
-	f.env.StringVar(&config.Pool, "pool", defaultPool, "directory of the pool; its image is this path with .img appended")
-	f.env.StringVar(&config.StateDir, "state-dir", defaultState, "directory in which the driver recorded the identity of the pool")
+	addPoolFlags(f.env, &config)
 	cli.DescribeEnv(f.env)
 	c.Flags().AddFlagSet(f.env)
 	c.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -48,3 +48,26 @@ func TestPoolRemove(t *testing.T) {
 		}
 	}
 }
+
+// The list has what is unknown, which is an error, and a readable engine.db is
+// replaced only on request.
+func TestPoolRebuild(t *testing.T) {
+	pool := filepath.Join(t.TempDir(), "pool")
+	e := testkit.Value(local.Open(t.Context(), local.Config{Pool: pool}))(t)
+	defer func() { _ = e.Close(t.Context()) }()
+	v := testkit.Value(e.Create(t.Context(), volume.CreateRequest{Name: "data", Content: volume.Raw, Size: volume.SizeRange{Required: 1 << 20}}))(t)
+	testkit.Must(t, e.Close(t.Context()))
+	args := []string{"pool", "rebuild", "--pool", pool, "--state-dir", t.TempDir()}
+	if out, err := cleat(t, args...); err == nil || !strings.Contains(err.Error(), "--replace-readable") {
+		t.Errorf("%q, %v", out, err)
+	}
+	testkit.Must(t, os.Remove(filepath.Join(pool, "engine.db")))
+	if out, err := cleat(t, args...); err != nil || !strings.Contains(out, string(v.ID)+"   data") {
+		t.Errorf("%q, %v", out, err)
+	}
+	testkit.Must(t, os.WriteFile(filepath.Join(pool, "volumes", "foreign"), nil, 0o600))
+	out, err := cleat(t, append(args, "--replace-readable")...)
+	if err == nil || !strings.Contains(out, "volumes/foreign") || !strings.Contains(out, "engine.db.damaged-") {
+		t.Errorf("%q, %v", out, err)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/retry"
+	"github.com/cleatproject/cleat/internal/poolfile"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -115,7 +116,10 @@ func (e *Engine) takeByClone(ctx context.Context, b *batch) error {
 	}
 	b.setCreated(at)
 	for i, c := range requests {
-		err = errors.Join(err, e.measure(b.members[i], c.clone), e.sealSnapshot(c.clone))
+		m := b.members[i]
+		if err = errors.Join(err, e.measure(m, c.clone)); err == nil {
+			err = e.sealSnapshot(c.clone, m.record)
+		}
 	}
 	if err := errors.Join(err, e.pool.syncDir(incomingDir)); err != nil {
 		return errors.Join(err, e.removeIncoming(b))
@@ -145,7 +149,12 @@ func (e *Engine) measure(m *member, clone *os.File) error {
 	return nil
 }
 
-func (e *Engine) sealSnapshot(f *os.File) error {
+// sealSnapshot makes a complete file read-only last.
+func (e *Engine) sealSnapshot(f *os.File, r snapshotRecord) error {
+	r.State, r.Copied = ready, 0
+	if err := poolfile.WriteRecord(f, r); err != nil {
+		return err
+	}
 	return errors.Join(f.Chmod(0o400), f.Sync())
 }
 

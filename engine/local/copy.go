@@ -202,7 +202,7 @@ func (e *Engine) runSnapshotCopy(ctx context.Context, id volume.SnapshotID, r *s
 			return err
 		}
 		// It can have grown during the copy.
-		err = errors.Join(f.Truncate(r.Size), e.sealSnapshot(f))
+		err = errors.Join(f.Truncate(r.Size), e.sealSnapshot(f, *r))
 		if err := errors.Join(err, f.Close(), e.pool.syncDir(incomingDir)); err != nil {
 			return err
 		}

@@ -252,8 +252,18 @@ func (e *Engine) complete(ctx context.Context, f *os.File, id volume.ID, r volum
 	return e.seal(f, r)
 }
 
+// seal writes the attributes of a complete file. Deletions do not change them:
+// a full pool can lack the space.
 func (e *Engine) seal(f *os.File, r volumeRecord) error {
-	if err := errors.Join(poolfile.WriteSettings(f, poolfile.Settings(r.Settings)), poolfile.WriteSize(f, r.Size)); err != nil {
+	requested := r.Requested
+	r.State, r.Requested, r.Copied = ready, nil, 0
+	err := errors.Join(
+		poolfile.WriteSettings(f, poolfile.Settings(r.Settings)),
+		poolfile.WriteSize(f, r.Size),
+		poolfile.WriteRecord(f, r),
+		poolfile.WriteParameters(f, requested),
+	)
+	if err != nil {
 		return err
 	}
 	if err := f.Sync(); err != nil {

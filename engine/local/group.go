@@ -78,7 +78,7 @@ func (e *Engine) createGroupOnce(ctx context.Context, name string, sources []vol
 func (b *batch) asGroup(id volume.GroupID, name string) *batch {
 	g := groupRecord{Name: name, State: ready}
 	for _, m := range b.members {
-		m.record.Group = id
+		m.record.Group, m.record.Members = id, len(b.members)
 		m.record.Name = name + "/" + string(m.source)
 		g.Sources = append(g.Sources, m.source)
 		g.Snapshots = append(g.Snapshots, m.snapshot)

@@ -11,6 +11,9 @@
 //	snapshots/    one read-only file for each snapshot
 //	incoming/     incomplete files; without a record they are removed at start
 //
+// Attributes of a file in volumes and snapshots have what its record had at its
+// creation, and its current size and settings: Rebuild makes lost records again.
+//
 // An object exists once its record is committed. Its file is completed in
 // incoming before the commit and renamed after it; the next start completes or
 // rolls back interrupted work. Other files without a record are reported, never

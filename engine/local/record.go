@@ -85,6 +85,7 @@ type snapshotRecord struct {
 	Content volume.Content `json:"content"`
 	FSType  string         `json:"fsType,omitempty"`
 	Group   volume.GroupID `json:"group,omitempty"`
+	Members int            `json:"members,omitempty"` // number in the group
 	Created time.Time      `json:"created"`
 	// space of a thick source for shared blocks, when they are overwritten
 	Promised int64  `json:"promised,omitempty"`
@@ -138,11 +139,11 @@ func openStore(ctx context.Context, p *pool) (*store.Store, error) {
 			return nil, err
 		}
 		if files {
-			return nil, errs.Errorf(errs.Precondition, "pool %s holds files but its %s is missing; restore it from a backup, or move the files away to start with an empty pool", p.path, storeName)
+			return nil, errs.Errorf(errs.Precondition, "pool %s holds files but its %s is missing; restore it from a backup, make it again with cleat pool rebuild, or move the files away to start with an empty pool", p.path, storeName)
 		}
 	}
 	s, err := store.Open(ctx, filepath.Join(p.path, storeName), store.Options{
-		Role: "engine-local/" + p.uuid, Version: recordVersion, Preallocate: storeReserve, ReadOnly: p.readOnly,
+		Role: p.storeRole(), Version: recordVersion, Preallocate: storeReserve, ReadOnly: p.readOnly,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("records of pool %s: %w", p.path, err)
@@ -150,11 +151,13 @@ func openStore(ctx context.Context, p *pool) (*store.Store, error) {
 	return s, nil
 }
 
+func (p *pool) storeRole() string { return "engine-local/" + p.uuid }
+
 func (p *pool) explainRecords(err error) error {
 	if !errors.Is(err, store.ErrDamaged) {
 		return err
 	}
-	return errs.Errorf(errs.Precondition, "%w; restore %s from a backup (the files of volumes and snapshots are unchanged)", err, filepath.Join(p.path, storeName))
+	return errs.Errorf(errs.Precondition, "%w; restore %s from a backup (the files of volumes and snapshots are unchanged), or make it again with cleat pool rebuild", err, filepath.Join(p.path, storeName))
 }
 
 func hasFiles(p *pool) (bool, error) {

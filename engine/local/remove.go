@@ -183,7 +183,7 @@ func (r removal) clearPool(ctx context.Context, p *pool) error {
 		return err
 	}
 	crashpoint.Hit("remove.directories")
-	if err := p.removeNames(recordsDraft, storeName); err != nil {
+	if err := p.removeRecords(); err != nil {
 		return err
 	}
 	crashpoint.Hit("remove.records")
@@ -218,7 +218,7 @@ func (r removal) checkTop(ctx context.Context, p *pool, isPool bool) error {
 		dirs = append(dirs, lostAndFound)
 	}
 	if isPool {
-		files = append(files, identityName, recordsDraft, storeName)
+		files = append(files, identityName)
 		dirs = append(dirs, volumesDir, snapshotsDir, incomingDir)
 	}
 	entries, err := fs.ReadDir(p.root.FS(), ".")
@@ -226,7 +226,8 @@ func (r removal) checkTop(ctx context.Context, p *pool, isPool bool) error {
 		return err
 	}
 	for _, e := range entries {
-		if e.Type().IsRegular() && slices.Contains(files, e.Name()) || e.IsDir() && slices.Contains(dirs, e.Name()) {
+		isOwn := slices.Contains(files, e.Name()) || isPool && isRecords(e.Name())
+		if e.Type().IsRegular() && isOwn || e.IsDir() && slices.Contains(dirs, e.Name()) {
 			continue
 		}
 		if !isPool {
@@ -248,6 +249,20 @@ func (r removal) checkTop(ctx context.Context, p *pool, isPool bool) error {
 
 func foreign(name string) error {
 	return errs.Errorf(errs.Precondition, "the pool contains %q, which cleat did not create; move it away first", name)
+}
+
+// isRecords includes temporary files, and records that Rebuild replaced.
+func isRecords(name string) bool {
+	own := []string{storeName, recordsDraft, rebuildDraft, "." + rebuildDraft + ".new"}
+	return slices.Contains(own, name) || strings.HasPrefix(name, asidePrefix)
+}
+
+func (p *pool) removeRecords() error {
+	names, err := p.names(".")
+	if err != nil {
+		return err
+	}
+	return p.removeNames(slices.DeleteFunc(names, func(name string) bool { return !isRecords(name) })...)
 }
 
 // files includes incomplete volumes and snapshots.

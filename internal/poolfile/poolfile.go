@@ -89,11 +89,61 @@ const (
 	readAhead    = xattr.Prefix + "read-ahead-kib"
 	size         = xattr.Prefix + "size"
 	copying      = xattr.Prefix + "copying"
+	record       = xattr.Prefix + "record"
+	parameters   = xattr.Prefix + "parameters"
 )
 
 // WriteSettings needs an fsync to be durable.
 func WriteSettings(f *os.File, s Settings) error {
 	return errors.Join(set(f, provisioning, s.Provisioning), set(f, trimInterval, s.TrimInterval), set(f, readAhead, s.ReadAhead))
+}
+
+// ReadSettings returns the settings as written; ok is false if there are none.
+func ReadSettings(f *os.File) (s Settings, ok bool, err error) {
+	r := reader{f: f}
+	s = Settings{Provisioning: r.value(provisioning), TrimInterval: r.value(trimInterval), ReadAhead: r.value(readAhead)}
+	return s, s.Provisioning != "", r.err
+}
+
+// smallestBlock is that of a file system whose blocks have space for all
+// attributes: ext4 keeps those of a file in one block.
+const smallestBlock = 4096
+
+// WriteRecord writes the record of a new volume or snapshot, from which lost
+// records can be made again. One that does not fit is left out.
+func WriteRecord(f *os.File, r any) error { return setJSON(f, record, r) }
+
+// WriteParameters is as WriteRecord, with the parameters that a new volume was
+// requested with.
+func WriteParameters(f *os.File, p map[string]string) error { return setJSON(f, parameters, p) }
+
+func setJSON(f *os.File, name string, value any) error {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil || st.Bsize < smallestBlock {
+		return err
+	}
+	text, err := json.Marshal(value)
+	if err != nil || len(text) > xattr.MaxValue {
+		return err
+	}
+	return set(f, name, string(text))
+}
+
+// ReadRecord reads what WriteRecord wrote; ok is false if there is none.
+func ReadRecord(f *os.File, r any) (ok bool, err error) { return getJSON(f, record, r) }
+
+// ReadParameters reads what WriteParameters wrote; ok is false if there is none.
+func ReadParameters(f *os.File) (p map[string]string, ok bool, err error) {
+	ok, err = getJSON(f, parameters, &p)
+	return p, ok, err
+}
+
+func getJSON(f *os.File, name string, value any) (ok bool, err error) {
+	text, ok, err := xattr.Get(f, name)
+	if err != nil || !ok {
+		return false, err
+	}
+	return json.Unmarshal([]byte(text), value) == nil, nil
 }
 
 // WriteSize writes the recorded size of a volume; fsync makes it durable.
