@@ -14,6 +14,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -66,8 +67,11 @@ const (
 type Store struct {
 	path    string
 	db      *bbolt.DB
-	writer  chan struct{} // holds the write token
-	reserve reserve       // guarded by the token
+	file    *os.File                      // of db
+	durable atomic.Int64                  // newest transaction known to be on the disk
+	commit  atomic.Pointer[chan struct{}] // closed when the last commit has ended
+	writer  chan struct{}                 // holds the write token
+	reserve reserve                       // guarded by the token
 }
 
 // Open opens a store, or creates it in an existing directory. Errors: ErrHeld,
@@ -134,7 +138,7 @@ func openFile(ctx context.Context, path string, readOnly bool) (s *Store, err er
 		return nil, explainOpen(ctx, file, err)
 	}
 	db.AllocSize = growth
-	s = &Store{path: path, db: db, writer: make(chan struct{}, 1)}
+	s = &Store{path: path, db: db, file: file, writer: make(chan struct{}, 1)}
 	err = s.checkLength()
 	if err == nil {
 		err = s.checkPages()
@@ -206,30 +210,60 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// View calls fn with a consistent snapshot.
+// View calls fn with a consistent snapshot. It succeeds only if the snapshot is
+// on the disk. Unavailable: it is perhaps not.
 func (s *Store) View(ctx context.Context, fn func(tx *Tx) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return s.name(s.db.View(func(tx *bbolt.Tx) error { return fn(boltTx(tx)) }))
+	var id int
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		id = tx.ID()
+		return fn(boltTx(tx))
+	})
+	if int64(id) > s.durable.Load() && !s.db.IsReadOnly() {
+		if err := s.await(ctx, id); err != nil {
+			return err
+		}
+	}
+	return s.name(err)
 }
 
 // Update commits the changes of fn durably if it returns nil; otherwise nothing
 // is changed. Updates are serialized; ctx limits the wait. fn must neither
-// block nor call View or Update.
+// block nor call View or Update. Unavailable: the changes are perhaps made; a
+// repeat reads the records again and is safe. After a failed commit nothing is
+// read or changed until it is known to be on the disk.
 func (s *Store) Update(ctx context.Context, fn func(tx *Tx) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	select {
-	case s.writer <- struct{}{}:
-	case <-ctx.Done():
-		return fmt.Errorf("store %s: wait for other updates: %w", s.path, ctx.Err())
+	if err := s.acquire(ctx); err != nil {
+		return err
 	}
-	defer func() { <-s.writer }()
-	if err := s.db.Update(func(tx *bbolt.Tx) error { return fn(boltTx(tx)) }); err != nil {
+	defer s.release()
+	if !s.db.IsReadOnly() {
+		if err := s.confirm(); err != nil {
+			return err
+		}
+	}
+	ended := make(chan struct{})
+	s.commit.Store(&ended)
+	defer close(ended)
+	var id int
+	var refused error
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		id, refused = tx.ID(), fn(boltTx(tx))
+		return refused
+	})
+	switch {
+	case err == nil:
+	case id == 0 || refused != nil:
 		return s.name(err)
+	default:
+		return s.commitError(err)
 	}
+	s.durable.Store(int64(id))
 	// The used space is known only now. A failure does not undo the update, so
 	// it is ignored.
 	_ = s.db.View(func(tx *bbolt.Tx) error { return s.reserve.follow(tx.Size()) })
@@ -239,12 +273,10 @@ func (s *Store) Update(ctx context.Context, fn func(tx *Tx) error) error {
 // Spare returns an error (such as unix.ENOSPC) if the preallocated space runs
 // short and the file system is full.
 func (s *Store) Spare(ctx context.Context) error {
-	select {
-	case s.writer <- struct{}{}:
-	case <-ctx.Done():
-		return fmt.Errorf("store %s: wait for updates: %w", s.path, ctx.Err())
+	if err := s.acquire(ctx); err != nil {
+		return err
 	}
-	defer func() { <-s.writer }()
+	defer s.release()
 	return s.name(s.db.View(func(tx *bbolt.Tx) error {
 		if free := int64(s.db.Stats().FreePageN) * int64(s.db.Info().PageSize); free >= s.reserve.step/4 {
 			return nil // freed pages are reused
