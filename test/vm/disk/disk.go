@@ -28,6 +28,8 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+
+	"github.com/cleatproject/cleat/test/vm/disk/nbd"
 )
 
 // sector is the logical block size of the guest's requests in bytes.
@@ -118,6 +120,23 @@ func Open(spec Spec) (*Disk, error) {
 
 // Socket is the path of the Unix socket that serves the disk.
 func (d *Disk) Socket() string { return filepath.Join(d.dir, "nbd.sock") }
+
+// Size returns the size in bytes.
+func (d *Disk) Size() int64 { return d.spec.Size }
+
+// Do carries out a request of this process, without the socket. Without power
+// it fails.
+func (d *Disk) Do(r nbd.Request) nbd.Answer {
+	d.mu.Lock()
+	s := d.session
+	d.mu.Unlock()
+	r.Mark = s.Mark()
+	a := s.Do(r)
+	if s.off() {
+		return nbd.Answer{Error: nbd.EIO}
+	}
+	return a
+}
 
 // LosePower powers the disk off immediately. Later requests change nothing and are
 // never answered; answers to earlier ones can still be in flight. QEMU blocks

@@ -1,0 +1,245 @@
+// Package commit tests internal/store on a disk whose writes and flushes fail,
+// and which then loses its power.
+package commit
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cleatproject/cleat/internal/linux/fiemap"
+	"github.com/cleatproject/cleat/test/crash/workload"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/scratchfs"
+	"github.com/cleatproject/cleat/test/vm/disk"
+	"github.com/cleatproject/cleat/test/vm/disk/fusefile"
+)
+
+const workerPackage = "./test/crash/commit/worker"
+
+// faults of the disk. A store's meta pages are the first two.
+var faults = []struct {
+	name string
+	make func(*rig) disk.Fault
+}{
+	{"meta pages", func(r *rig) disk.Fault {
+		at := r.metaPages()
+		return disk.Fault{Writes: true, From: at, To: at + 2*int64(os.Getpagesize())}
+	}},
+	{"each seventh write", func(*rig) disk.Fault { return disk.Fault{Writes: true, Every: 7} }},
+	{"each third flush", func(*rig) disk.Fault { return disk.Fault{Flushes: true, Every: 3} }},
+}
+
+func TestFailedCommits(t *testing.T) {
+	program := testkit.Build(t, workerPackage)
+	for _, fstype := range []string{"ext4", "xfs", "btrfs"} {
+		for _, f := range faults {
+			t.Run(fstype+"/"+f.name, func(t *testing.T) {
+				r := newRig(t, fstype, program)
+				if err := r.run(f.make(r)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// The test must fail for a build that goes on after a failed commit.
+func TestSabotageTurnsRed(t *testing.T) {
+	program := testkit.Build(t, workerPackage, workload.Overlay(t, workload.Replacement{
+		File: "internal/store/confirm.go", Old: "if int64(newest) == s.durable.Load() {", New: "if newest >= 0 {",
+	}))
+	r := newRig(t, "ext4", program)
+	if err := r.run(faults[0].make(r)); err == nil {
+		t.Error("a build that goes on after a failed commit passed the test")
+	} else {
+		t.Log("failed, as expected:", err)
+	}
+}
+
+type rig struct {
+	*testing.T
+	fstype, program string
+	disk            *disk.Disk
+	image, dir      string
+
+	worker *exec.Cmd
+	in     io.Writer
+	out    *bufio.Scanner
+	next   int
+	// evidence has the records that the store has said to have, or not to have.
+	evidence map[int]bool
+}
+
+func newRig(t *testing.T, fstype, program string) *rig {
+	r := &rig{T: t, fstype: fstype, program: program, dir: t.TempDir(), evidence: map[int]bool{}}
+	r.disk = testkit.Open(disk.Open(disk.Spec{
+		Path: filepath.Join(t.TempDir(), "medium"), Size: scratchfs.Size, Cache: scratchfs.Size, Survival: disk.SurviveNone,
+	}))(t)
+	r.image = fusefile.Serve(t, r.disk)
+	flags := map[string][]string{"ext4": {"-b", "4096"}, "xfs": {"-s", "size=4096"}}[fstype]
+	scratchfs.Make(t, fstype, append(append([]string{"-q"}, flags...), r.image)...)
+	scratchfs.MountImage(t, fstype, r.image, r.dir)
+	t.Cleanup(func() { testkit.Unmount(t, r.dir) })
+	t.Cleanup(r.kill)
+	testkit.Must(t, r.start())
+	for range 50 {
+		testkit.Must(t, r.put())
+	}
+	return r
+}
+
+func (r *rig) path() string { return filepath.Join(r.dir, "a.db") }
+
+// metaPages returns where they are on the disk.
+func (r *rig) metaPages() int64 {
+	f := testkit.Value(os.Open(r.path()))(r)
+	defer f.Close()
+	for e, err := range fiemap.Extents(r.Context(), f, 0, int64(os.Getpagesize())) {
+		testkit.Must(r, err)
+		return int64(e.Physical)
+	}
+	r.Fatal("the store has no extent")
+	return 0
+}
+
+func (r *rig) start() error {
+	r.worker = exec.Command(r.program, r.path())
+	r.worker.Stderr = os.Stderr
+	r.in = testkit.Value(r.worker.StdinPipe())(r)
+	r.out = bufio.NewScanner(testkit.Value(r.worker.StdoutPipe())(r))
+	testkit.Must(r, r.worker.Start())
+	_, err := r.read()
+	return err
+}
+
+func (r *rig) kill() {
+	_ = r.worker.Process.Kill()
+	_ = r.worker.Wait()
+}
+
+func (r *rig) read() (keys []string, err error) {
+	if !r.out.Scan() {
+		return nil, fmt.Errorf("the worker died: %v", r.out.Err())
+	}
+	words := strings.Fields(r.out.Text())
+	if words[0] != "ok" {
+		return nil, fmt.Errorf("%s", r.out.Text())
+	}
+	return words[1:], nil
+}
+
+func (r *rig) put() error {
+	n := r.next
+	r.next++
+	fmt.Fprintln(r.in, n)
+	_, err := r.read()
+	if err == nil {
+		r.evidence[n] = true
+		delete(r.evidence, n-20)
+		r.evidence[n-20] = false
+	} else {
+		delete(r.evidence, n-20) // perhaps deleted
+	}
+	return err
+}
+
+// list checks the records against what is known, and adds to it. Without an
+// answer there is nothing to check.
+func (r *rig) list() (answered, wrong error) {
+	fmt.Fprintln(r.in, "list")
+	keys, err := r.read()
+	if err != nil {
+		return err, nil
+	}
+	found := map[int]bool{}
+	for _, key := range keys {
+		found[testkit.Value(strconv.Atoi(key))(r)] = true
+	}
+	for n, want := range r.evidence {
+		if n >= 0 && found[n] != want {
+			return nil, fmt.Errorf("record %d exists: %v; the store had said %v", n, found[n], want)
+		}
+	}
+	for n := range r.next {
+		r.evidence[n] = found[n]
+	}
+	return nil, nil
+}
+
+// run loses power on a disk that fails, and on one that works again.
+func (r *rig) run(fault disk.Fault) error {
+	for _, heal := range []bool{false, true} {
+		restore := r.disk.Fail(fault)
+		failed := 0
+		for i := range 60 {
+			if r.put() != nil {
+				failed++
+			}
+			if i%4 == 3 {
+				if _, wrong := r.list(); wrong != nil {
+					return wrong
+				}
+			}
+			if i%20 == 10 { // its successor has the same page cache
+				r.kill()
+				_ = r.start()
+			}
+		}
+		if failed == 0 {
+			r.Fatal("no commit failed")
+		}
+		if heal {
+			restore()
+			if err := r.goOn(fault); err != nil {
+				return err
+			}
+		}
+		if err := r.losePower(restore); err != nil {
+			return fmt.Errorf("after %d failed commits and a power loss, disk healed before: %v: %w", failed, heal, err)
+		}
+	}
+	return nil
+}
+
+// goOn changes the store on a disk that works again. The file system has perhaps
+// stopped, but not when only the store's own pages failed.
+func (r *rig) goOn(fault disk.Fault) error {
+	put := r.put()
+	if put != nil {
+		r.kill()
+		if put = r.start(); put == nil {
+			put = r.put()
+		}
+	}
+	answered, wrong := r.list()
+	if err := errors.Join(put, answered); err != nil && fault.To != 0 {
+		return fmt.Errorf("after the disk works again: %w", err)
+	}
+	return wrong
+}
+
+// losePower also checks that all that is known survives.
+func (r *rig) losePower(restore func()) error {
+	testkit.Must(r, r.disk.LosePower())
+	r.kill()
+	restore()
+	testkit.Unmount(r, r.dir)
+	testkit.Must(r, r.disk.PowerOn())
+	scratchfs.MountImage(r, r.fstype, r.image, r.dir)
+	if err := r.start(); err != nil {
+		return err
+	}
+	answered, wrong := r.list()
+	if answered != nil {
+		return answered
+	}
+	return wrong
+}
