@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/cleatproject/cleat/errs"
@@ -37,6 +41,8 @@ const (
 	ReasonDeviceLost = "DeviceLost"
 	// ReasonStorageUnreachable: not on this machine.
 	ReasonStorageUnreachable = "StorageUnreachable"
+	// ReasonInlineVolumeLeft: an inline volume whose pod's directory is gone.
+	ReasonInlineVolumeLeft = "InlineVolumeLeft"
 )
 
 // Health returns a volume's adverse conditions, from this node and its storage.
@@ -107,6 +113,9 @@ func (m *Manager) StorageHealth(ctx context.Context) ([]volume.Condition, error)
 			return nil, err
 		}
 	}
+	if err := m.checkInline(ctx, &all); err != nil {
+		return nil, err
+	}
 	if m.config.Health == nil {
 		return all, nil
 	}
@@ -115,6 +124,36 @@ func (m *Manager) StorageHealth(ctx context.Context) ([]volume.Condition, error)
 		all.add(c.Severity, c.Reason, c.Message)
 	}
 	return all, err
+}
+
+// checkInline reports an inline volume that exists although the directory of its
+// target is gone: the orchestrator does not unpublish it, and no list has it.
+// Its pod can still publish it again, so it is not deleted.
+func (m *Manager) checkInline(ctx context.Context, all *conditions) error {
+	volumes, err := m.records.all(ctx)
+	if err != nil {
+		return err
+	}
+	for _, id := range slices.Sorted(maps.Keys(volumes)) {
+		for _, p := range volumes[id].publishes {
+			if p.Inline == nil || p.State != ready || m.isChanging(id) {
+				continue
+			}
+			if _, err := os.Lstat(filepath.Dir(p.Target)); !errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			s, _, err := m.sourceOf(ctx, p.publishRecord)
+			if err != nil {
+				return err
+			}
+			if info, err := s.inspect(ctx); err != nil || info.Presence == Missing {
+				continue // deleted, or the storage's own condition
+			}
+			// At most 128 bytes, the limit of CSI.
+			all.add(volume.Degraded, ReasonInlineVolumeLeft, fmt.Sprintf("its pod directory is gone; if the pod is too: cleat volume delete %s", p.Inline.Volume))
+		}
+	}
+	return nil
 }
 
 // conditions has the first condition per severity and reason.

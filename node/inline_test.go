@@ -3,8 +3,10 @@ package node_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -12,6 +14,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/node"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -142,6 +145,33 @@ func TestEphemeralSurvives(t *testing.T) {
 	n.unpublish(p)
 	e.count(0)
 	n.loopCount(0)
+}
+
+// A volume whose pod's directory is gone after a reboot is reported until it is
+// deleted.
+func TestEphemeralLeft(t *testing.T) {
+	n, e, p := newInline(t)
+	pod := n.path("pod", true)
+	p.Target = filepath.Join(pod, "mount")
+	left := func(want string) {
+		t.Helper()
+		found, err := n.StorageHealth(t.Context())
+		if text := fmt.Sprint(found); err != nil || len(found) != min(len(want), 1) || !strings.Contains(text, want) {
+			t.Errorf("got %s, %v; want %q", text, err, want)
+		}
+	}
+	n.publish(p)
+	left("")
+	id := testkit.Value(os.ReadDir(filepath.Join(n.pool, "volumes")))(t)[0].Name()
+	n.ok("unmount", mount.Unmount(t.Context(), p.Target))
+	n.ok("remove the directory of the pod", os.RemoveAll(pod))
+	n.restart()
+	e.count(1)
+	left("InlineVolumeLeft")
+	left("cleat volume delete " + id)
+	n.ok("delete", e.Delete(t.Context(), volume.ID(id)))
+	left("")
+	n.unpublish(p)
 }
 
 func TestEphemeralRefused(t *testing.T) {

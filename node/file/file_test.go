@@ -277,8 +277,13 @@ func TestPoolFilesystemShutdown(t *testing.T) {
 	v.Device = dead.attach(v, node.Use{Block: true})
 	f := testkit.Value(os.OpenFile(v.Device.Path, os.O_WRONLY, 0))(dead.t)
 	testkit.Value(f.Write(make([]byte, 1<<16)))(dead.t)
+	listed := slices.DeleteFunc(testkit.Value(loop.List(t.Context()))(t), func(d loop.Device) bool { return d.Path != v.Device.Path })
 	scratchfs.ShutDown(t, dir)
 	testkit.Must(dead.t, f.Close())
+	// Deletions of other volumes look at all devices.
+	if name, deleted, err := loop.BackingName(listed[0]); err != nil || deleted || filepath.Base(name) != "v" {
+		t.Errorf("the name of a device that was listed before: %q, %t, %v", name, deleted, err)
+	}
 
 	view, err := dead.Inspect(t.Context(), v)
 	if err != nil || view.Device != v.Device || view.Presence != node.Unreachable {

@@ -56,7 +56,7 @@ func (k kernel) openBound(d Device, flags int) (*os.File, Device, error) {
 		return nil, Device{}, fmt.Errorf("loop device %s: %w", d.Path, err)
 	case now.Silent != "" && d.Silent == "":
 		f.Close()
-		return nil, Device{}, fmt.Errorf("loop device %s: the backing file %s does not respond, so it is unknown whether the device is still bound to %v", d.Path, now.Silent, d.Backing)
+		return nil, Device{}, errs.Errorf(errs.Unavailable, "loop device %s: the backing file %s does not respond, so it is unknown whether the device is still bound to %v", d.Path, now.Silent, d.Backing)
 	case now.Silent != d.Silent, now.Silent == "" && now.Backing != d.Backing:
 		f.Close()
 		return nil, Device{}, gone(d)
@@ -159,12 +159,20 @@ func BackingName(d Device) (path string, deleted bool, err error) {
 	return host().backingName(d)
 }
 
+// backingName needs no answer of the backing file, which can stop responding
+// after the device was listed.
 func (k kernel) backingName(d Device) (path string, deleted bool, err error) {
-	f, _, err := k.openBound(d, 0)
+	f, now, err := k.openNumber(d.Number, 0)
+	if isUnbound(err) {
+		return "", false, gone(d)
+	}
 	if err != nil {
-		return "", false, err
+		return "", false, fmt.Errorf("loop device %s: %w", d.Path, err)
 	}
 	defer f.Close() // until then it cannot be rebound
+	if d.Silent != "" && now.Silent != d.Silent || now.Silent == "" && now.Backing != d.Backing {
+		return "", false, gone(d)
+	}
 	shown, err := k.shownName(d.Number)
 	if err != nil {
 		return "", false, fmt.Errorf("loop device %s: %w", d.Path, err)
