@@ -6,41 +6,68 @@ import (
 	"fmt"
 
 	"go.etcd.io/bbolt"
-	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
 )
 
+// unknown is the value of Store.durable when nothing is known to be on the disk.
+const unknown = 0
+
 // confirm makes the newest transaction durable, unless that is known. It is not
-// known after a failed commit, and when the file is opened: the page cache
-// outlives a process that died in a commit, or after a failed one.
-//
-// bbolt writes the meta page after a successful fsync of all other pages of the
-// transaction. So only the meta page can be in the page cache alone. Linux
-// marks a page as clean even if its write failed, and a repeated fsync would
-// succeed without writing it: the page is written again before the fsync. The
-// other meta page, which a power loss meanwhile leaves, has its pages too:
-// pages are reused only after confirm.
-//
-// The caller holds the write token.
-func (s *Store) confirm() error {
-	var newest int
-	if err := s.db.View(func(tx *bbolt.Tx) error { newest = tx.ID(); return nil }); err != nil {
-		return s.name(err)
+// known after a failed write. The caller holds the write token.
+func (s *Store) confirm(ctx context.Context) error {
+	newest, err := s.newest()
+	if err != nil || newest == s.durable.Load() {
+		return err
 	}
-	if int64(newest) == s.durable.Load() {
-		return nil
+	written, err := isWritten(ctx, s.file)
+	if err == nil && !written {
+		err = errors.New("its file has blocks that only a new file makes safe, restart cleat")
+	}
+	if err == nil {
+		err = s.writeNewest()
+	}
+	if err != nil {
+		return errs.Errorf(errs.Unavailable, "store %s: a write failed, and nothing is read or changed until the newest transaction is on the disk: %w", s.path, err)
+	}
+	return nil
+}
+
+// newest returns the number of the newest transaction in the page cache.
+func (s *Store) newest() (id int64, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) error { id = int64(tx.ID()); return nil })
+	return id, s.name(err)
+}
+
+// writeNewest makes the newest transaction in the page cache durable. It is also
+// called when the file is opened: the page cache outlives a process that died
+// in a commit, or after a failed one.
+//
+// bbolt writes the meta page after a successful fsync of all other pages of a
+// transaction. So the meta page alone can be in the page cache but not on the
+// disk. Linux marks a page as clean even if its write failed, and a repeated
+// fsync would succeed without writing it: the page is written again before the
+// fsync. Power losses meanwhile leave the other meta page, whose pages are not
+// reused before.
+func (s *Store) writeNewest() error {
+	newest, err := s.newest()
+	if err != nil {
+		return err
 	}
 	page := make([]byte, s.db.Info().PageSize)
-	at := int64(newest%2) * int64(len(page)) // the meta pages alternate
-	_, err := s.file.ReadAt(page, at)
-	if err == nil {
-		_, err = s.file.WriteAt(page, at)
+	at := newest % 2 * int64(len(page)) // transactions alternate between the meta pages
+	if _, err := s.file.ReadAt(page, at); err != nil {
+		return err
 	}
-	if err = errors.Join(err, s.file.Sync()); err != nil {
-		return errs.Errorf(errs.Unavailable, "store %s: its newest transaction is perhaps not on the disk, nothing is read or changed until it is written: %w", s.path, err)
+	// Full: a store of an older version, which copies on write and cannot be
+	// moved without space.
+	if _, err := s.file.WriteAt(page, at); err != nil && !isFull(err) {
+		return err
 	}
-	s.durable.Store(int64(newest))
+	if err := s.file.Sync(); err != nil {
+		return err
+	}
+	s.durable.Store(newest)
 	return nil
 }
 
@@ -73,14 +100,15 @@ func (s *Store) await(ctx context.Context, id int) error {
 		return err
 	}
 	defer s.release()
-	return s.confirm()
+	return s.confirm(ctx)
 }
 
 // commitError explains a failed commit. A full file system refuses a write as a
-// whole, and before the meta page.
+// whole, before the meta page.
 func (s *Store) commitError(err error) error {
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+	if isFull(err) {
 		return s.name(err)
 	}
+	s.durable.Store(unknown)
 	return errs.Errorf(errs.Unavailable, "store %s: commit: %w; the change is perhaps recorded, repeat the call to find out", s.path, err)
 }

@@ -42,77 +42,98 @@ func create(ctx context.Context, path string, o Options) error {
 	if _, err := os.Lstat(path); err == nil {
 		return nil // created concurrently
 	}
-	unfinished := filepath.Join(dir.Name(), "."+filepath.Base(path)+".new")
-	if err := os.Remove(unfinished); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := fill(unfinished(path, "new"), o); err != nil {
 		return err
 	}
-	if err := fill(unfinished, o); err != nil {
-		return errors.Join(err, os.Remove(unfinished))
-	}
-	if err := os.Rename(unfinished, path); err != nil {
-		return errors.Join(err, os.Remove(unfinished))
+	if err := os.Rename(unfinished(path, "new"), path); err != nil {
+		return errors.Join(err, os.Remove(unfinished(path, "new")))
 	}
 	return dir.Sync()
 }
 
-// fill preallocates before any write, so that a full file system fails here.
+// fill writes a file with an empty database.
 func fill(path string, o Options) error {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
-	}
-	defer func() { _ = f.Close() }()
-	if err := f.Chmod(0o600); err != nil { // regardless of the umask
-		return err
-	}
-	if err := allocate(f, 0, o.Preallocate); err != nil {
-		return fmt.Errorf("preallocate %d bytes: %w", o.Preallocate, err)
 	}
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{FreelistType: bbolt.FreelistMapType})
 	if err != nil {
-		return err
+		return errors.Join(err, os.Remove(path))
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
 		return identities().Put(boltTx(tx), identityKey, identity{o.Role, o.Version})
 	})
-	if err := errors.Join(err, db.Close()); err != nil {
-		return err
+	data, readErr := os.ReadFile(path)
+	if err := errors.Join(err, db.Close(), readErr); err != nil {
+		return errors.Join(err, os.Remove(path))
 	}
-	// Space beyond the file's size can be freed on close or growth, so the size
-	// includes it.
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	if err := f.Truncate(max(info.Size(), o.Preallocate)); err != nil {
-		return err
-	}
-	return f.Sync()
+	return writeFile(path, data, max(int64(len(data)), o.Preallocate))
 }
 
-// prepare checks role and version, and upgrades the store.
+// prepare checks role and version, makes the file safe for commits, and
+// upgrades the store.
 func (s *Store) prepare(ctx context.Context, o Options) error {
 	var found identity
-	err := s.View(ctx, func(tx *Tx) (err error) {
-		found, err = identify(tx, o)
+	err := s.db.View(func(tx *bbolt.Tx) (err error) {
+		found, err = identify(boltTx(tx), o)
 		return err
 	})
-	if err != nil {
+	if err != nil || o.ReadOnly {
 		return err
 	}
-	if o.ReadOnly {
-		return nil
+	if err := s.renew(ctx, o.Preallocate); err != nil {
+		return fmt.Errorf("move to a new file: %w", err)
+	}
+	if err := errors.Join(s.writeNewest(), syncDir(filepath.Dir(s.path))); err != nil {
+		return err
 	}
 	if err := os.Chmod(s.path, 0o600); err != nil {
 		return err
 	}
-	if s.reserve, err = newReserve(s.path, o.Preallocate); err != nil {
+	info, err := s.file.Stat()
+	if err != nil {
 		return err
 	}
+	s.reserve = reserve{step: o.Preallocate, end: info.Size()}
 	if found.Version == o.Version {
 		return nil
 	}
 	return s.Update(ctx, func(tx *Tx) error { return upgrade(tx, o, found.Version) })
+}
+
+// renew moves the store to a new file, unless its file is safe for commits. A
+// full file system is not an error: the next Open tries again.
+func (s *Store) renew(ctx context.Context, size int64) error {
+	info, err := s.file.Stat()
+	if err != nil {
+		return err
+	}
+	written, err1 := isWritten(ctx, s.file)
+	copies, err2 := copiesOnWrite(s.file)
+	if err := errors.Join(err1, err2); err != nil || written && !copies && info.Size() >= size {
+		return err
+	}
+	data, err := os.ReadFile(s.path)
+	if err != nil {
+		return err
+	}
+	err = writeFile(unfinished(s.path, "new"), data, max(size, info.Size()))
+	if isFull(err) {
+		return nil
+	}
+	if err == nil {
+		err = os.Rename(unfinished(s.path, "new"), s.path)
+	}
+	// The lock ends with the old file: openFile compares the file that it has
+	// locked with the path.
+	if err = errors.Join(err, s.db.Close()); err != nil {
+		return err
+	}
+	fresh, err := openFile(ctx, s.path, false)
+	if err == nil {
+		s.db, s.file = fresh.db, fresh.file
+	}
+	return err
 }
 
 // identify returns the identity of a database that o can open.

@@ -51,26 +51,13 @@ func Move(ctx context.Context, from, to string, o Options) (moved bool, err erro
 }
 
 func replace(path string, data []byte) error {
-	unfinished := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".moved")
-	f, err := os.OpenFile(unfinished, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
+	moved := unfinished(path, "moved")
+	if err := writeFile(moved, data, int64(len(data))); err != nil {
 		return err
-	}
-	_, err = f.Write(data)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return errors.Join(err, os.Remove(unfinished))
 	}
 	crashpoint.Hit("store-move.copied")
-	if err := os.Rename(unfinished, path); err != nil {
-		return errors.Join(err, os.Remove(unfinished))
+	if err := os.Rename(moved, path); err != nil {
+		return errors.Join(err, os.Remove(moved))
 	}
 	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(path string) error {
-	dir, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }

@@ -41,9 +41,8 @@ type Options struct {
 	// a newer layout.
 	Role    string
 	Version int
-	// Preallocate is the number of bytes allocated at creation, and again
-	// whenever three quarters of the space are used; 0 disables it. Without
-	// fallocate (NFS) it has no effect.
+	// Preallocate is the number of bytes written at creation, and again
+	// whenever three quarters of the space are used; 0 disables it.
 	Preallocate int64
 	// ReadOnly opens an existing file; concurrent readers are possible.
 	ReadOnly bool
@@ -120,7 +119,7 @@ func openFile(ctx context.Context, path string, readOnly bool) (s *Store, err er
 			s, err = nil, fmt.Errorf("%w: %v", ErrDamaged, v)
 		}
 	}()
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
+	db, err := openCurrent(path, &file, &bbolt.Options{
 		Timeout:         bound(ctx),
 		ReadOnly:        readOnly,
 		InitialMmapSize: mapped,
@@ -128,11 +127,6 @@ func openFile(ctx context.Context, path string, readOnly bool) (s *Store, err er
 		// form keeps commits fast with a large freelist.
 		PreLoadFreelist: true,
 		FreelistType:    bbolt.FreelistMapType,
-		OpenFile: func(name string, flag int, mode fs.FileMode) (*os.File, error) {
-			var err error
-			file, err = os.OpenFile(name, flag&^os.O_CREATE, mode)
-			return file, err
-		},
 	})
 	if err != nil {
 		return nil, explainOpen(ctx, file, err)
@@ -147,6 +141,32 @@ func openFile(ctx context.Context, path string, readOnly bool) (s *Store, err er
 		return nil, errors.Join(err, db.Close())
 	}
 	return s, nil
+}
+
+// openCurrent opens the file and locks it. While it waits for the lock, the
+// holder can replace the file (renew).
+func openCurrent(path string, file **os.File, o *bbolt.Options) (*bbolt.DB, error) {
+	o.OpenFile = func(name string, flag int, mode fs.FileMode) (f *os.File, err error) {
+		*file, err = os.OpenFile(name, flag&^os.O_CREATE, mode)
+		return *file, err
+	}
+	for {
+		db, err := bbolt.Open(path, 0o600, o)
+		if err != nil {
+			return nil, err
+		}
+		locked, err1 := (*file).Stat()
+		current, err2 := os.Stat(path)
+		if err := errors.Join(err1, err2); err != nil {
+			return nil, errors.Join(err, db.Close())
+		}
+		if os.SameFile(locked, current) {
+			return db, nil
+		}
+		if err := db.Close(); err != nil {
+			return nil, err
+		}
+	}
 }
 
 // checkLength refuses a truncated file: a read beyond its end would kill the
@@ -243,7 +263,7 @@ func (s *Store) Update(ctx context.Context, fn func(tx *Tx) error) error {
 	}
 	defer s.release()
 	if !s.db.IsReadOnly() {
-		if err := s.confirm(); err != nil {
+		if err := s.confirm(ctx); err != nil {
 			return err
 		}
 	}
@@ -266,7 +286,7 @@ func (s *Store) Update(ctx context.Context, fn func(tx *Tx) error) error {
 	s.durable.Store(int64(id))
 	// The used space is known only now. A failure does not undo the update, so
 	// it is ignored.
-	_ = s.db.View(func(tx *bbolt.Tx) error { return s.reserve.follow(tx.Size()) })
+	_ = s.db.View(func(tx *bbolt.Tx) error { return s.follow(tx.Size()) })
 	return nil
 }
 
@@ -281,7 +301,7 @@ func (s *Store) Spare(ctx context.Context) error {
 		if free := int64(s.db.Stats().FreePageN) * int64(s.db.Info().PageSize); free >= s.reserve.step/4 {
 			return nil // freed pages are reused
 		}
-		return s.reserve.follow(tx.Size())
+		return s.follow(tx.Size())
 	}))
 }
 

@@ -53,7 +53,7 @@ func put(ctx context.Context, s *store.Store, n int) error {
 		if err := records.Delete(tx, fmt.Sprintf("%04d", n-kept)); err != nil {
 			return err
 		}
-		return records.Put(tx, fmt.Sprintf("%04d", n), strings.Repeat("x", 1500))
+		return records.Put(tx, fmt.Sprintf("%04d", n), strings.Repeat("x", 5000))
 	})
 }
 
