@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -204,26 +205,37 @@ func fillUp(t *testing.T, dir string) (ballast string) {
 		}
 	}
 	testkit.Must(t, f.Sync())
+	for i := 0; ; i++ { // small files, in the metadata of btrfs
+		if os.WriteFile(filepath.Join(dir, fmt.Sprintf("speck-%d", i)), make([]byte, 1500), 0o600) != nil {
+			break
+		}
+	}
 	if err := os.WriteFile(filepath.Join(dir, "one-more"), make([]byte, 4096), 0o600); !errors.Is(err, unix.ENOSPC) {
 		t.Fatalf("the file system is not full: %v", err)
 	}
 	return ballast
 }
 
-func fileSystems(t *testing.T, test func(t *testing.T, dir string)) {
+// growing are file systems on which the tests of growth are fast.
+var growing = []string{"ext4", "xfs"}
+
+func fileSystems(t *testing.T, names []string, test func(t *testing.T, dir string)) {
 	for name, c := range map[string]struct {
 		size int64
 		mkfs []string
 	}{
-		"ext4": {16 << 20, []string{"mkfs.ext4", "-q", "-b", "4096", "-m", "0"}},
-		"xfs":  {300 << 20, []string{"mkfs.xfs", "-q"}},
+		"ext4":  {16 << 20, []string{"mkfs.ext4", "-q", "-b", "4096", "-m", "0"}},
+		"xfs":   {300 << 20, []string{"mkfs.xfs", "-q"}},
+		"btrfs": {256 << 20, []string{"mkfs.btrfs", "-q", "-m", "single"}},
 	} {
-		t.Run(name, func(t *testing.T) { test(t, smallFS(t, c.size, c.mkfs...)) })
+		if slices.Contains(names, name) {
+			t.Run(name, func(t *testing.T) { test(t, smallFS(t, c.size, c.mkfs...)) })
+		}
 	}
 }
 
 func TestFullFileSystemTakesUpdatesAndDeletes(t *testing.T) {
-	fileSystems(t, func(t *testing.T, dir string) {
+	fileSystems(t, append(growing, "btrfs"), func(t *testing.T, dir string) {
 		path := filepath.Join(dir, "a.db")
 		o := options()
 		o.Preallocate = 4 << 20
@@ -250,10 +262,42 @@ func TestFullFileSystemTakesUpdatesAndDeletes(t *testing.T) {
 	})
 }
 
+// A store of older versions, which was preallocated and not written, is moved to
+// a file that a full file system cannot stop.
+func TestOldFileIsReplaced(t *testing.T) {
+	fileSystems(t, append(growing, "btrfs"), func(t *testing.T, dir string) {
+		path := filepath.Join(dir, "a.db")
+		db := testkit.Value(bbolt.Open(path, 0o600, nil))(t)
+		testkit.Must(t, db.Update(func(tx *bbolt.Tx) error {
+			return identities().Put(boltTx(tx), identityKey, identity{testRole, 1})
+		}), db.Close())
+		f := testkit.Value(os.OpenFile(path, os.O_RDWR, 0))(t)
+		testkit.Must(t, unix.Fallocate(int(f.Fd()), 0, 0, 2<<20), f.Close())
+
+		o := options()
+		o.Preallocate = 2 << 20
+		s := openAt(t, path, o)
+		defer s.Close()
+		testkit.Must(t, put(t.Context(), s, "k", thing{Size: 1}))
+		written, err := isWritten(t.Context(), s.file)
+		copies, err2 := copiesOnWrite(s.file)
+		if !written || copies || err != nil || err2 != nil {
+			t.Errorf("all blocks written: %v, %v; copied on write: %v, %v", written, err, copies, err2)
+		}
+		before := testkit.Value(os.Stat(path))(t)
+		_ = s.Close()
+		s = openAt(t, path, o)
+		defer s.Close()
+		if got, _ := get(t, s, "k"); got.Size != 1 || !os.SameFile(before, testkit.Value(os.Stat(path))(t)) {
+			t.Errorf("after a second start: %+v, or in a new file", got)
+		}
+	})
+}
+
 // Callers that check Spare leave space for deletes, and can add again after
 // space was freed.
 func TestSpare(t *testing.T) {
-	fileSystems(t, func(t *testing.T, dir string) {
+	fileSystems(t, growing, func(t *testing.T, dir string) {
 		o := options()
 		o.Preallocate = 1 << 20
 		s := openAt(t, filepath.Join(dir, "a.db"), o)
@@ -295,7 +339,7 @@ func TestSpare(t *testing.T) {
 
 // Control: without preallocated space updates fail, and leave the store whole.
 func TestFullFileSystemWithoutReserve(t *testing.T) {
-	fileSystems(t, func(t *testing.T, dir string) {
+	fileSystems(t, growing, func(t *testing.T, dir string) {
 		path := filepath.Join(dir, "a.db")
 		s := openAt(t, path, options())
 		testkit.Must(t, put(t.Context(), s, "kept", thing{Size: 1}))
@@ -322,7 +366,7 @@ func TestFullFileSystemWithoutReserve(t *testing.T) {
 }
 
 func TestCreationOnAFullFileSystem(t *testing.T) {
-	fileSystems(t, func(t *testing.T, dir string) {
+	fileSystems(t, growing, func(t *testing.T, dir string) {
 		o := options()
 		o.Preallocate = 1 << 30
 		s, err := Open(t.Context(), filepath.Join(dir, "a.db"), o)
