@@ -113,11 +113,18 @@ func (s *Store) renew(ctx context.Context, size int64) error {
 	if err := errors.Join(err1, err2); err != nil || written && !copies && info.Size() >= size {
 		return err
 	}
-	data, err := os.ReadFile(s.path)
+	data, err := s.used()
 	if err != nil {
 		return err
 	}
 	err = writeFile(unfinished(s.path, "new"), data, max(size, info.Size()))
+	if isFull(err) && copies {
+		// What follows the used pages is no reserve where it is copied on write.
+		err = punchHole(s.file, int64(len(data)), info.Size())
+		if err == nil {
+			err = writeFile(unfinished(s.path, "new"), data, max(size/2, int64(len(data))))
+		}
+	}
 	if isFull(err) {
 		return nil
 	}
@@ -134,6 +141,16 @@ func (s *Store) renew(ctx context.Context, size int64) error {
 		s.db, s.file = fresh.db, fresh.file
 	}
 	return err
+}
+
+// used returns the pages of the newest transaction.
+func (s *Store) used() (data []byte, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) (err error) {
+		data = make([]byte, tx.Size())
+		_, err = s.file.ReadAt(data, 0)
+		return err
+	})
+	return data, err
 }
 
 // identify returns the identity of a database that o can open.

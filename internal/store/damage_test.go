@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"go.etcd.io/bbolt"
@@ -100,7 +101,7 @@ func TestDamagedFiles(t *testing.T) {
 		noise[i] = byte(i * 31)
 	}
 	for name, content := range map[string][]byte{
-		"truncated": data[:16384], "short by a byte": data[:used-1], "half a page": data[:2000], "no meta": zeroed, "noise": noise, "empty": {}, "text": []byte("precious"),
+		"truncated": data[:16384], "short by a byte": data[:used-1], "half a page": data[:2000], "one page": data[:4096], "no meta": zeroed, "noise": noise, "empty": {}, "text": []byte("precious"),
 		"a zeroed page": append(append(bytes.Clone(data[:leaf]), make([]byte, 4096)...), data[leaf+4096:]...),
 	} {
 		path := filepath.Join(t.TempDir(), "a.db")
@@ -262,20 +263,75 @@ func TestFullFileSystemTakesUpdatesAndDeletes(t *testing.T) {
 	})
 }
 
+func createOld(t *testing.T, path string, preallocate int64) {
+	t.Helper()
+	db := testkit.Value(bbolt.Open(path, 0o600, nil))(t)
+	testkit.Must(t, db.Update(func(tx *bbolt.Tx) error {
+		return identities().Put(boltTx(tx), identityKey, identity{testRole, 1})
+	}), db.Close())
+	f := testkit.Value(os.OpenFile(path, os.O_RDWR, 0))(t)
+	testkit.Must(t, unix.Fallocate(int(f.Fd()), 0, 0, preallocate), f.Sync(), f.Close())
+}
+
+// A process that waits for the lock does not get the file that was replaced.
+func TestOldFileOfManyOpeners(t *testing.T) {
+	path, o := filepath.Join(t.TempDir(), "a.db"), options()
+	o.Preallocate = 1 << 20
+	createOld(t, path, o.Preallocate)
+	const openers = 8
+	var all sync.WaitGroup
+	for i := range openers {
+		all.Go(func() {
+			s, err := Open(t.Context(), path, o)
+			for errors.Is(err, ErrHeld) {
+				s, err = Open(t.Context(), path, o)
+			}
+			if err == nil {
+				err = errors.Join(put(t.Context(), s, fmt.Sprint(i), thing{}), s.Close())
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	s := openAt(t, path, o)
+	for i := range openers {
+		if _, ok := get(t, s, fmt.Sprint(i)); !ok {
+			t.Errorf("the record of opener %d is gone", i)
+		}
+	}
+}
+
+// A full btrfs, on which an older version could not delete anything, can be
+// emptied after an upgrade.
+func TestOldFileOnAFullFileSystem(t *testing.T) {
+	fileSystems(t, append(growing, "btrfs"), func(t *testing.T, dir string) {
+		path, o := filepath.Join(dir, "a.db"), options()
+		o.Preallocate = 4 << 20
+		createOld(t, path, o.Preallocate)
+		fillUp(t, dir)
+		s := openAt(t, path, o)
+		defer s.Close()
+		for i := range 100 {
+			testkit.Must(t, put(t.Context(), s, fmt.Sprint(i), thing{Name: strings.Repeat("x", 2000)}))
+		}
+		_ = s.Close()
+		s = openAt(t, path, o)
+		defer s.Close()
+		if got, ok := get(t, s, "99"); !ok {
+			t.Errorf("got %+v, %v", got, ok)
+		}
+	})
+}
+
 // A store of older versions, which was preallocated and not written, is moved to
 // a file that a full file system cannot stop.
 func TestOldFileIsReplaced(t *testing.T) {
 	fileSystems(t, append(growing, "btrfs"), func(t *testing.T, dir string) {
-		path := filepath.Join(dir, "a.db")
-		db := testkit.Value(bbolt.Open(path, 0o600, nil))(t)
-		testkit.Must(t, db.Update(func(tx *bbolt.Tx) error {
-			return identities().Put(boltTx(tx), identityKey, identity{testRole, 1})
-		}), db.Close())
-		f := testkit.Value(os.OpenFile(path, os.O_RDWR, 0))(t)
-		testkit.Must(t, unix.Fallocate(int(f.Fd()), 0, 0, 2<<20), f.Close())
-
-		o := options()
-		o.Preallocate = 2 << 20
+		path, o := filepath.Join(dir, "a.db"), options()
+		o.Preallocate = 4 << 20
+		createOld(t, path, o.Preallocate)
 		s := openAt(t, path, o)
 		defer s.Close()
 		testkit.Must(t, put(t.Context(), s, "k", thing{Size: 1}))

@@ -66,12 +66,24 @@ func extend(f *os.File, data []byte, from, to int64) error {
 
 // allocate keeps the file's size.
 func allocate(f *os.File, from, length int64) error {
+	err := fallocate(f, unix.FALLOC_FL_KEEP_SIZE, from, length)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return nil
+	}
+	return err
+}
+
+func punchHole(f *os.File, from, to int64) error {
+	return fallocate(f, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, to-from)
+}
+
+func fallocate(f *os.File, mode uint32, from, length int64) error {
 	if length <= 0 {
 		return nil
 	}
 	for {
-		switch err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, from, length); err {
-		case nil, unix.EOPNOTSUPP:
+		switch err := unix.Fallocate(int(f.Fd()), mode, from, length); err {
+		case nil:
 			return nil
 		case unix.EINTR:
 		default:

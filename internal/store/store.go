@@ -58,6 +58,8 @@ const (
 	// mapped is the initial memory map, address space only: without remapping,
 	// a writer never waits for readers.
 	mapped = 256 << 20
+	// smallest is the size of the two meta pages of a database.
+	smallest = 2 * 4096
 	// growth is the step beyond the preallocated space.
 	growth = 1 << 20
 )
@@ -92,8 +94,8 @@ func open(ctx context.Context, path string, o Options) (*Store, error) {
 		}
 	case err == nil && !info.Mode().IsRegular():
 		return nil, fmt.Errorf("%w: not a regular file", ErrDamaged)
-	case err == nil && info.Size() == 0: // bbolt would make a database of it
-		return nil, fmt.Errorf("%w: it is empty", ErrDamaged)
+	case err == nil && info.Size() < smallest: // bbolt would make a database of an empty one
+		return nil, fmt.Errorf("%w: it has %d bytes, expected at least %d", ErrDamaged, info.Size(), smallest)
 	}
 	s, err := openFile(ctx, path, o.ReadOnly)
 	if err != nil {
