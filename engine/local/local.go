@@ -115,6 +115,11 @@ func Open(ctx context.Context, c Config) (*Engine, error) {
 	if err := errors.Join(e.recover(ctx), e.guard.Prepare()); err != nil {
 		return nil, errors.Join(p.explainRecords(err), e.Close(ctx))
 	}
+	if !p.readOnly {
+		if err := e.store.KeepBackup(ctx); err != nil { // such as a full pool, in which the last copy stays
+			e.logger.Warn("records not copied", "err", err)
+		}
+	}
 	return e, nil
 }
 

@@ -139,7 +139,7 @@ func openStore(ctx context.Context, p *pool) (*store.Store, error) {
 			return nil, err
 		}
 		if files {
-			return nil, errs.Errorf(errs.Precondition, "pool %s holds files but its %s is missing; restore it from a backup, make it again with cleat pool rebuild, or move the files away to start with an empty pool", p.path, storeName)
+			return nil, errs.Errorf(errs.Precondition, "pool %s holds files but its %s is missing; restore it from a backup%s, make it again with cleat pool rebuild, or move the files away to start with an empty pool", p.path, storeName, p.ownBackup())
 		}
 	}
 	s, err := store.Open(ctx, filepath.Join(p.path, storeName), store.Options{
@@ -157,7 +157,16 @@ func (p *pool) explainRecords(err error) error {
 	if !errors.Is(err, store.ErrDamaged) {
 		return err
 	}
-	return errs.Errorf(errs.Precondition, "%w; restore %s from a backup (the files of volumes and snapshots are unchanged), or make it again with cleat pool rebuild", err, filepath.Join(p.path, storeName))
+	return errs.Errorf(errs.Precondition, "%w; restore %s from a backup%s (the files of volumes and snapshots are unchanged), or make it again with cleat pool rebuild", err, filepath.Join(p.path, storeName), p.ownBackup())
+}
+
+// ownBackup names the copy of the records that this package keeps, if it exists.
+func (p *pool) ownBackup() string {
+	info, err := p.root.Stat(recordsBackup)
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf(", such as %s of %s", recordsBackup, info.ModTime().UTC().Format(time.RFC3339))
 }
 
 func hasFiles(p *pool) (bool, error) {

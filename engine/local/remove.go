@@ -26,8 +26,10 @@ const (
 	removeNamed = 5
 	// for the loop device of the image
 	detachWait = 5 * time.Second
-	// package store creates the records under this name
-	recordsDraft = "." + storeName + ".new"
+	// package store creates the records, and their copy, under these names
+	recordsDraft  = "." + storeName + ".new"
+	recordsBackup = storeName + ".backup"
+	backupDraft   = "." + recordsBackup + ".new"
 )
 
 type RemoveOptions struct {
@@ -253,7 +255,7 @@ func foreign(name string) error {
 
 // isRecords includes temporary files, and records that Rebuild replaced.
 func isRecords(name string) bool {
-	own := []string{storeName, recordsDraft, rebuildDraft, "." + rebuildDraft + ".new"}
+	own := []string{storeName, recordsDraft, recordsBackup, backupDraft, rebuildDraft, "." + rebuildDraft + ".new"}
 	return slices.Contains(own, name) || strings.HasPrefix(name, asidePrefix)
 }
 

@@ -73,6 +73,7 @@ type Store struct {
 	commit  atomic.Pointer[chan struct{}] // closed when the last commit has ended
 	writer  chan struct{}                 // holds the write token
 	reserve reserve                       // guarded by the token
+	commits int                           // since the last copy, from 1; guarded by the token
 }
 
 // Open opens a store, or creates it in an existing directory. Errors: ErrHeld,
@@ -289,6 +290,7 @@ func (s *Store) Update(ctx context.Context, fn func(tx *Tx) error) error {
 	// The used space is known only now. A failure does not undo the update, so
 	// it is ignored.
 	_ = s.db.View(func(tx *bbolt.Tx) error { return s.follow(tx.Size()) })
+	s.countCommit()
 	return nil
 }
 
