@@ -175,9 +175,9 @@ func (a *Attacher) Detach(ctx context.Context, t node.Target) error {
 	for _, d := range devices {
 		err := loop.Flush(ctx, d)
 		switch {
-		case errors.Is(err, unix.EIO):
+		case errors.Is(err, unix.EIO), errors.Is(err, unix.ENOSPC):
 			if _, returned := a.flushFailed.LoadOrStore(toDevice(d), true); !returned {
-				return fmt.Errorf("%w: data that was not written is lost; the next call will detach the device anyway", err)
+				return a.Explain(fmt.Errorf("%w: data that was not written is lost; the next call will detach the device anyway", err))
 			}
 		case err != nil && !errors.Is(err, loop.ErrGone):
 			return err

@@ -309,3 +309,27 @@ func TestPoolFilesystemShutdown(t *testing.T) {
 		t.Errorf("after detach: %+v, %v", view, err)
 	}
 }
+
+// On a full pool data of a thin block volume is lost: the first Detach says so,
+// the next one detaches.
+func TestDetachOnFullPool(t *testing.T) {
+	dir := scratchfs.Mount(t, "xfs")
+	p := pool{Attacher: file.New(dir), t: t, dir: dir}
+	testkit.Must(t, os.Mkdir(filepath.Join(dir, "volumes"), 0o700))
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, "pool.json"), []byte(`{"version":1,"uuid":"`+uuid+`"}`), 0o600))
+	v := p.volume("v")
+	v.Device = p.attach(v, node.Use{Block: true})
+	ballast := testkit.Open(os.Create(filepath.Join(dir, "ballast")))(t)
+	for at, chunk := int64(0), int64(scratchfs.Size); chunk >= 4096; {
+		if err := unix.Fallocate(int(ballast.Fd()), 0, at, chunk); err != nil {
+			chunk /= 2
+			continue
+		}
+		at += chunk
+	}
+	f := testkit.Value(os.OpenFile(v.Device.Path, os.O_WRONLY, 0))(t)
+	testkit.Value(f.Write(make([]byte, 1<<16)))(t)
+	testkit.Must(t, f.Close())
+	testkit.WantError(t, "Detach with data that cannot be written", p.Detach(t.Context(), v), errs.Exhausted, "is full", "is lost")
+	testkit.Must(t, p.Detach(t.Context(), v))
+}
