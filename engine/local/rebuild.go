@@ -41,7 +41,7 @@ type RebuiltObject struct {
 	Kind string `json:"kind"` // volume, snapshot, group
 	ID   string `json:"id"`
 	Name string `json:"name"`
-	// What the files did not tell.
+	// What is not known from the files.
 	Unknown []string `json:"unknown,omitempty"`
 }
 

@@ -103,7 +103,7 @@ func TestRebuild(t *testing.T) {
 
 // A pool of an older release has none of the new attributes. Every file that
 // cleat made gets a record, no other does, and the list says what is unknown.
-func TestRebuildOfOldPool(t *testing.T) {
+func TestRebuildWithoutAttributes(t *testing.T) {
 	c := config(onXFS(t))
 	e := open(t, c)
 	v, g := populate(t, e)
@@ -115,6 +115,8 @@ func TestRebuildOfOldPool(t *testing.T) {
 	}
 	foreign := filepath.Join(c.Pool, volumesDir, "vol-orphan")
 	testkit.Must(t, os.WriteFile(foreign, nil, 0o600), os.Remove(filepath.Join(c.Pool, storeName)))
+	killed := filepath.Join(c.Pool, rebuildDraft) // of a Rebuild
+	testkit.Must(t, os.WriteFile(killed, []byte("incomplete"), 0o600))
 	r := testkit.Value(Rebuild(t.Context(), c, RebuildOptions{}))(t)
 	if len(r.Ignored) != 1 || r.Ignored[0].Path != "volumes/vol-orphan" || r.Complete() || r.Aside != "" {
 		t.Errorf("%+v", r)

@@ -98,7 +98,7 @@ func WriteSettings(f *os.File, s Settings) error {
 	return errors.Join(set(f, provisioning, s.Provisioning), set(f, trimInterval, s.TrimInterval), set(f, readAhead, s.ReadAhead))
 }
 
-// ReadSettings returns the settings as written; ok is false if there are none.
+// ReadSettings returns the settings as written; ok is false if no settings are set.
 func ReadSettings(f *os.File) (s Settings, ok bool, err error) {
 	r := reader{f: f}
 	s = Settings{Provisioning: r.value(provisioning), TrimInterval: r.value(trimInterval), ReadAhead: r.value(readAhead)}
@@ -129,10 +129,10 @@ func setJSON(f *os.File, name string, value any) error {
 	return set(f, name, string(text))
 }
 
-// ReadRecord reads what WriteRecord wrote; ok is false if there is none.
+// ReadRecord reads what WriteRecord wrote; ok is false if it is missing.
 func ReadRecord(f *os.File, r any) (ok bool, err error) { return getJSON(f, record, r) }
 
-// ReadParameters reads what WriteParameters wrote; ok is false if there is none.
+// ReadParameters reads what WriteParameters wrote; ok is false if they are missing.
 func ReadParameters(f *os.File) (p map[string]string, ok bool, err error) {
 	ok, err = getJSON(f, parameters, &p)
 	return p, ok, err
