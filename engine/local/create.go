@@ -272,12 +272,11 @@ func (e *Engine) seal(f *os.File, r volumeRecord) error {
 	return e.pool.syncDir(incomingDir)
 }
 
-// place is idempotent.
+// place is idempotent. It syncs the directories also of a file that an earlier
+// call has renamed: that call can have failed to.
 func (e *Engine) place(dir, name string) error {
-	if _, err := e.pool.root.Lstat(incomingDir + "/" + name); errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err := e.pool.root.Rename(incomingDir+"/"+name, dir+"/"+name); err != nil {
+	err := e.pool.root.Rename(incomingDir+"/"+name, dir+"/"+name)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	crashpoint.Hit("place.renamed")

@@ -1,5 +1,8 @@
 // Package durable changes small files so that they are whole after a crash, and
-// on the disk when the call returns.
+// on the disk when the call returns. After an error the call can be repeated: a
+// repeat writes a new file, whose blocks no write has failed on, and changes or
+// syncs the directory again. A file system with a journal (ext4, XFS, btrfs)
+// whose directory could not be written stops: the repeat fails too.
 package durable
 
 import (
@@ -15,15 +18,17 @@ import (
 func Write(path string, data []byte) error {
 	dir := filepath.Dir(path)
 	if err := os.Mkdir(dir, 0o700); err == nil {
-		err = SyncDir(filepath.Dir(dir))
-		if err != nil {
-			return err
+		if err := SyncDir(filepath.Dir(dir)); err != nil {
+			return errors.Join(err, os.Remove(dir)) // a repeat would not sync
 		}
 	} else if !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	unfinished := path + ".new"
-	f, err := os.OpenFile(unfinished, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err := os.Remove(unfinished); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(unfinished, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
@@ -37,16 +42,17 @@ func Write(path string, data []byte) error {
 	return SyncDir(dir)
 }
 
-// Remove removes a file. A missing one is no error.
+// Remove removes a file. A missing one is no error, but its directory is synced:
+// an earlier call can have failed to.
 func Remove(path string) error {
-	err := os.Remove(path)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	err := SyncDir(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	return SyncDir(filepath.Dir(path))
+	return err
 }
 
 // SyncDir writes a directory's entries to the disk.

@@ -42,6 +42,10 @@ func Move(ctx context.Context, from, to string, o Options) (moved bool, err erro
 		}
 	case err != nil:
 		return false, err
+	default: // an earlier call renamed it, and can have failed to sync
+		if err := syncDir(filepath.Dir(to)); err != nil {
+			return false, err
+		}
 	}
 	crashpoint.Hit("store-move.renamed")
 	if err := os.Remove(from); err != nil {

@@ -1,8 +1,9 @@
 // Package store keeps typed records in one database per role: Store is a bbolt
 // file, Shared an object that several machines reach. A successful Update
-// survives power loss. A database of another role or newer version, or with
-// damage, is refused with a distinct error. Preallocated space lets updates and
-// deletes of a Store succeed on a full file system.
+// survives power loss, and View shows only what does. A database of another role
+// or newer version, or with damage, is refused with a distinct error.
+// Preallocated space lets updates and deletes of a Store succeed on a full file
+// system.
 package store
 
 import (

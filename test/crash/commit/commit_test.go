@@ -100,7 +100,19 @@ type rig struct {
 }
 
 func newRig(t *testing.T, fstype, program string) *rig {
-	r := &rig{T: t, fstype: fstype, program: program, dir: t.TempDir(), evidence: map[int]bool{}}
+	r := newDisk(t, fstype)
+	r.program = program
+	t.Cleanup(func() { r.kill() })
+	testkit.Must(t, r.start())
+	for range 3 {
+		testkit.Must(t, r.put())
+	}
+	return r
+}
+
+// newDisk mounts a file system on a disk that fails on demand.
+func newDisk(t *testing.T, fstype string) *rig {
+	r := &rig{T: t, fstype: fstype, dir: t.TempDir(), evidence: map[int]bool{}}
 	r.disk = testkit.Open(disk.Open(disk.Spec{
 		Path: filepath.Join(t.TempDir(), "medium"), Size: scratchfs.Size, Cache: scratchfs.Size, Survival: disk.SurviveNone,
 	}))(t)
@@ -109,11 +121,6 @@ func newRig(t *testing.T, fstype, program string) *rig {
 	scratchfs.Make(t, fstype, append(append([]string{"-q"}, flags...), r.image)...)
 	scratchfs.MountImage(t, fstype, r.image, r.dir)
 	t.Cleanup(func() { testkit.Unmount(t, r.dir) })
-	t.Cleanup(r.kill)
-	testkit.Must(t, r.start())
-	for range 3 {
-		testkit.Must(t, r.put())
-	}
 	return r
 }
 
@@ -252,9 +259,7 @@ func (r *rig) losePower(restore func()) error {
 	testkit.Must(r, r.disk.LosePower())
 	r.kill()
 	restore()
-	testkit.Unmount(r, r.dir)
-	testkit.Must(r, r.disk.PowerOn())
-	scratchfs.MountImage(r, r.fstype, r.image, r.dir)
+	r.restart()
 	if err := r.start(); err != nil {
 		return err
 	}
