@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/csi/client"
 	"github.com/cleatproject/cleat/errs"
@@ -117,20 +118,29 @@ func TestUseFlagsOverrideCapability(t *testing.T) {
 	}
 }
 
+// A bind mount of a directory, as drivers of directories publish, is a part of a
+// larger file system.
 func TestTrimPath(t *testing.T) {
 	at := func(path string, readOnly, published bool) client.Target {
 		return client.Target{Path: path, ReadOnly: readOnly, Published: published}
 	}
+	dir, whole := testkit.Dir(t), testkit.Dir(t)
+	testkit.Must(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("tmpfs", whole, "tmpfs", 0, ""))
+	defer testkit.Unmount(t, dir)
+	defer testkit.Unmount(t, whole)
 	for name, c := range map[string]struct {
-		v    client.Volume
-		want string
+		v     client.Volume
+		want  string
+		words string
 	}{
-		"attached":         {client.Volume{Targets: []client.Target{at("/a", false, true)}}, "/a"},
-		"second is usable": {client.Volume{Targets: []client.Target{at("/a", true, true), at("/b", false, false), at("/c", false, true)}}, "/c"},
-		"detached":         {client.Volume{}, ""},
-		"block":            {client.Volume{Capability: client.Capability{Block: true}, Targets: []client.Target{at("/a", false, true)}}, ""},
+		"attached":         {client.Volume{Targets: []client.Target{at(whole, false, true)}}, whole, ""},
+		"second is usable": {client.Volume{Targets: []client.Target{at("/a", true, true), at("/b", false, false), at(whole, false, true)}}, whole, ""},
+		"detached":         {client.Volume{}, "", "not attached"},
+		"block":            {client.Volume{Capability: client.Capability{Block: true}, Targets: []client.Target{at(whole, false, true)}}, "", "block device"},
+		"a directory":      {client.Volume{Targets: []client.Target{at(dir, false, true)}}, "", "which other data shares"},
+		"not mounted":      {client.Volume{Targets: []client.Target{at(filepath.Join(whole, "x"), false, true)}}, "", "nothing is mounted"},
 	} {
-		if got, err := trimPath(c.v); got != c.want || (err == nil) != (c.want != "") {
+		if got, err := trimPath(t.Context(), c.v); got != c.want || (err == nil) != (c.want != "") || err != nil && !strings.Contains(err.Error(), c.words) {
 			t.Errorf("%s: %q, %v", name, got, err)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/linux/fstrim"
+	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -163,7 +164,7 @@ deleted files in a thin volume to the pool.`,
 			if err != nil {
 				return nil, nil, err
 			}
-			path, err := trimPath(v)
+			path, err := trimPath(ctx, v)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -174,14 +175,26 @@ deleted files in a thin volume to the pool.`,
 	}
 }
 
-func trimPath(v client.Volume) (string, error) {
+// trimPath returns where the volume's own file system is mounted. A driver can
+// publish a directory of a larger one, such as that of the machine.
+func trimPath(ctx context.Context, v client.Volume) (string, error) {
 	if v.Capability.Block {
 		return "", fmt.Errorf("volume %s is a block device, whose free blocks only its user knows: run blkdiscard, or fstrim on its file system", v.Name)
 	}
 	for _, t := range v.Targets {
-		if t.Published && !t.ReadOnly {
-			return t.Path, nil
+		if !t.Published || t.ReadOnly {
+			continue
 		}
+		e, mounted, err := mount.At(ctx, t.Path)
+		switch {
+		case err != nil:
+			return "", err
+		case !mounted:
+			return "", fmt.Errorf("nothing is mounted at %s, so that the file system there is not that of volume %s: attach it again", t.Path, v.Name)
+		case e.Root != "/":
+			return "", fmt.Errorf("volume %s is the directory %s of the %s file system on %s, which other data shares: trim that file system instead (fstrim)", v.Name, e.Root, e.FSType, e.Source)
+		}
+		return t.Path, nil
 	}
 	return "", fmt.Errorf("volume %s is not attached read-write: attach it first", v.Name)
 }
