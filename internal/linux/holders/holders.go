@@ -45,6 +45,14 @@ func UsersOfDevice(ctx context.Context, major, minor uint32) (users string, foun
 	return s.text(), len(s.found) > 0 || s.late
 }
 
+// UsersOfFileSystem lists the processes in all mount namespaces that use files
+// of a file system. found is also true if the search did not end in time.
+func UsersOfFileSystem(ctx context.Context, major, minor uint32) (users string, found bool) {
+	s := newSearch(ctx, longBound)
+	s.processesOn(number{major, minor})
+	return s.text(), len(s.found) > 0 || s.late
+}
+
 func searchDevice(ctx context.Context, bound time.Duration, major, minor uint32) *search {
 	s := newSearch(ctx, bound)
 	of := devicesOf(major, minor)

@@ -1,11 +1,13 @@
 package holders
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 )
 
 func (s *search) mountsBelow(target string) {
@@ -53,10 +55,55 @@ func (s *search) processesBelow(target string) {
 	}
 }
 
+func (s *search) processesOn(n number) {
+	for _, p := range processes() {
+		if s.over() {
+			return
+		}
+		if use := p.useOn(n); use != "" {
+			s.add("%v, whose %s", p, use)
+		}
+	}
+}
+
+// useOn compares device numbers: paths depend on the mount namespace.
+func (p process) useOn(n number) string {
+	for _, use := range uses {
+		if link := filepath.Join(p.dir, use.link); n.has(link) {
+			path, _ := os.Readlink(link)
+			return use.meaning + " is " + path
+		}
+	}
+	for _, link := range p.files() {
+		if n.has(link) {
+			path, _ := os.Readlink(link)
+			return "open file is " + path
+		}
+	}
+	maps, _ := os.ReadFile(filepath.Join(p.dir, "maps")) // proc_pid_maps(5)
+	for line := range strings.Lines(string(maps)) {
+		fields := strings.Fields(line)
+		if len(fields) > 5 && fields[3] == fmt.Sprintf("%02x:%02x", n.major, n.minor) {
+			return "mapped file is " + fields[5]
+		}
+	}
+	return ""
+}
+
+// has follows a link of /proc, which leads to the file itself, and does not
+// access the file system.
+func (n number) has(link string) bool {
+	var st unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, link, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
+	return err == nil && n == number{st.Dev_major, st.Dev_minor}
+}
+
+var uses = [...]struct{ link, meaning string }{
+	{"cwd", "working directory"}, {"root", "root directory"}, {"exe", "program"},
+}
+
 func (p process) useBelow(target string) string {
-	for _, use := range []struct{ link, meaning string }{
-		{"cwd", "working directory"}, {"root", "root directory"}, {"exe", "program"},
-	} {
+	for _, use := range uses {
 		if path, err := os.Readlink(filepath.Join(p.dir, use.link)); err == nil && below(path, target) {
 			return use.meaning + " is " + path
 		}
