@@ -208,7 +208,7 @@ func (s *Node) publishRequest(r *spec.NodePublishVolumeRequest) (req node.Publis
 	}
 	req = node.PublishRequest{
 		Volume: volume.ID(r.GetVolumeId()), Staging: staging, Target: target, Capability: c,
-		ReadOnly: r.GetReadonly() || isReadOnlyGrant(r.GetPublishContext()),
+		ReadOnly: r.GetReadonly() || isReadOnlyGrant(r.GetPublishContext()), Secrets: r.GetSecrets(),
 	}
 	if req.Inline, err = s.config.Deployment.parseInline(r.GetVolumeContext(), c); err != nil {
 		return req, err

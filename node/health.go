@@ -222,7 +222,7 @@ func checkPresence(v Info, all *conditions) {
 	case Replaced:
 		all.add(volume.DataLoss, ReasonBackingFileDeleted, fmt.Sprint(v.Problem, "; its data can be read until the volume is unstaged: copy it to another volume"))
 	case Lost:
-		all.add(volume.Inaccessible, ReasonDeviceLost, fmt.Sprint(v.Problem, "; delete the pods that use the volume, so that it is unstaged and staged again"))
+		all.add(volume.Inaccessible, ReasonDeviceLost, fmt.Sprint(v.Problem, "; delete the pods that use the volume, so that it is staged again"))
 	case Unreachable:
 		all.add(volume.Inaccessible, ReasonStorageUnreachable, fmt.Sprint(v.Problem))
 	}

@@ -64,6 +64,9 @@ type Manager struct {
 	records *records
 	log     *slog.Logger
 	boot    string
+	// secrets of staged volumes, by id: a publish can have to stage its volume
+	// again, and has none.
+	secrets sync.Map
 
 	mu       sync.Mutex
 	changing map[volume.ID]int // calls that change the volume's mounts

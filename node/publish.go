@@ -19,14 +19,16 @@ type PublishRequest struct {
 	ReadOnly   bool
 	// Set if this call creates the volume.
 	Inline *InlineVolume
+	// Secrets of the request, to stage the volume again: never stored or logged.
+	Secrets map[string]string
 }
 
 func (r PublishRequest) readOnly() bool { return r.ReadOnly || requestsReadOnly(r.Capability) }
 
 // Publish publishes a volume at a target. It is idempotent. Exists: it is
 // published there differently. Precondition: it is not staged, the access mode
-// forbids another publish, or the target is not free. After an error all
-// effects are rolled back.
+// forbids another publish, or the target is not free. A stage whose device is
+// Lost is replaced first. After an error all effects are rolled back.
 func (m *Manager) Publish(ctx context.Context, r PublishRequest) error {
 	defer m.change(r.Volume)()
 	capability, err := newStoredCapability(r.Capability)
@@ -39,6 +41,8 @@ func (m *Manager) Publish(ctx context.Context, r PublishRequest) error {
 	}
 	if r.Inline != nil {
 		desired.State, desired.Inline = creating, newInline(r.Volume, *r.Inline)
+	} else if err := m.restageLost(ctx, r, capability); err != nil {
+		return err
 	}
 	done, err := m.adoptPublish(ctx, r.Target, &desired)
 	if err != nil || done {

@@ -93,7 +93,7 @@ func (m *Manager) reconcileStage(ctx context.Context, id volume.ID, rec stageRec
 		if at.live {
 			return m.adoptStage(ctx, id, rec, at)
 		}
-		keepRecord := rec.Boot != m.boot || at.info.Presence == Unreachable || len(live) > 0
+		keepRecord := rec.Boot != m.boot || at.info.Presence == Unreachable || rec.Lost || len(live) > 0
 		m.log.InfoContext(ctx, "volume is not staged", "volume", id, "path", rec.Staging, "rebooted", rec.Boot != m.boot, "removed", !keepRecord)
 		if keepRecord {
 			return nil
@@ -107,10 +107,10 @@ func (m *Manager) reconcileStage(ctx context.Context, id volume.ID, rec stageRec
 
 // adoptStage records a changed device of a complete stage.
 func (m *Manager) adoptStage(ctx context.Context, id volume.ID, rec stageRecord, at staged) error {
-	if rec.Boot == m.boot && rec.Device == at.info.Device {
+	if rec.Boot == m.boot && rec.Device == at.info.Device && !rec.Lost {
 		return nil
 	}
-	rec.Boot, rec.Device, rec.FSType = m.boot, at.info.Device, at.entry.FSType
+	rec.Lost, rec.Boot, rec.Device, rec.FSType = false, m.boot, at.info.Device, at.entry.FSType
 	return m.records.putStage(ctx, id, rec)
 }
 

@@ -32,6 +32,9 @@ type stageRecord struct {
 	Capability storedCapability  `json:"capability"`
 	ReadOnly   bool              `json:"readOnly,omitempty"`
 	State      state             `json:"state"`
+	// Lost: its device did not work any more and was removed. The next publish
+	// stages the volume again.
+	Lost bool `json:"lost,omitempty"`
 	mounted
 }
 

@@ -28,16 +28,24 @@ type StageRequest struct {
 	// Format allows to create the capability's file system (ext4 by default) if
 	// the device is blank: only the engine knows that it created a blank volume.
 	Format bool
-	// Secrets of the request: never stored or logged.
+	// Secrets of the request: never logged, and stored in memory alone.
 	Secrets map[string]string
 }
 
 // Stage stages a volume. It is idempotent. NotFound: the volume does not exist.
 // Exists: it is staged here with other parameters. Precondition: it is staged
-// elsewhere, or the volume or path cannot be used. After an error all effects
-// are rolled back.
+// elsewhere, or the volume or path cannot be used. A stage whose device is Lost
+// is replaced if nothing uses it. After an error all effects are rolled back.
 func (m *Manager) Stage(ctx context.Context, r StageRequest) error {
 	defer m.change(r.Volume)()
+	err := m.stageOrRepeat(ctx, r)
+	if err == nil && len(r.Secrets) > 0 {
+		m.secrets.Store(r.Volume, r.Secrets)
+	}
+	return err
+}
+
+func (m *Manager) stageOrRepeat(ctx context.Context, r StageRequest) error {
 	capability, err := newStoredCapability(r.Capability)
 	if err != nil {
 		return err
@@ -59,6 +67,11 @@ func (m *Manager) Stage(ctx context.Context, r StageRequest) error {
 	}
 	at, err := m.findStage(ctx, have)
 	switch {
+	case at.info.Presence == Lost:
+		if err := m.removeLost(ctx, r.Volume, have, at); err != nil {
+			return err
+		}
+		return m.stage(ctx, r, desired, false)
 	case err != nil:
 		return err
 	case !at.live || have.State != ready:
@@ -157,7 +170,7 @@ func (m *Manager) findStage(ctx context.Context, rec stageRecord) (staged, error
 		return at, errs.Errorf(errs.Precondition, "the device staged at %s no longer belongs to the volume: %w; unstage the volume first", rec.Staging, at.info.Problem)
 	}
 	if at.info.Presence == Lost {
-		return at, errs.Errorf(errs.Precondition, "the device staged at %s is gone: %w; unstage the volume first", rec.Staging, at.info.Problem)
+		return at, errs.Errorf(errs.Precondition, "the device staged at %s does not work any more: %w; stage the volume again", rec.Staging, at.info.Problem)
 	}
 	if rec.Capability.Block {
 		at.live = true

@@ -46,6 +46,7 @@ func (m *Manager) unstage(ctx context.Context, id volume.ID, rec stageRecord) er
 	if err := m.records.deleteStage(ctx, id); err != nil {
 		return err
 	}
+	m.secrets.Delete(id)
 	crashpoint.Hit("unstage.recorded")
 	return nil
 }

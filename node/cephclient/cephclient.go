@@ -59,7 +59,7 @@ func (c Config) credentials(secrets map[string]string) (cephconf.Credentials, er
 	case err != nil || given:
 		return user, err
 	case c.Credentials == nil:
-		return user, errs.Errorf(errs.Unauthenticated, "the request has no Ceph credentials: name a Secret with userID and userKey in the StorageClass (csi.storage.k8s.io/node-stage-secret-name) or the PersistentVolume")
+		return user, errs.Errorf(errs.Unauthenticated, "the request has no Ceph credentials: name a Secret with userID and userKey in the StorageClass (csi.storage.k8s.io/node-stage-secret-name, and node-publish-secret-name for a volume that is staged again by a publish) or the PersistentVolume")
 	}
 	user, err = c.Credentials()
 	if err != nil {
