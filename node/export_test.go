@@ -63,4 +63,9 @@ func (m *Manager) Boot() string { return m.boot }
 func IsSystemPath(path string) bool { _, ok := systemPath(path); return ok }
 
 // Give and IsGiven are for VOLUME_MOUNT_GROUP.
-var Give, IsGiven = applyGroup, isGroupApplied
+func Give(ctx context.Context, dir string, gid int) error {
+	_, err := applyGroup(ctx, dir, gid)
+	return err
+}
+
+var IsGiven = isGroupApplied

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"slices"
 
@@ -30,6 +31,7 @@ type filesystem struct {
 	capability volume.Capability
 	readOnly   bool
 	format     *formatting // nil: an existing file system is needed
+	log        *slog.Logger
 }
 
 // mount mounts the file system, or adopts a mount. It grows the file system and
@@ -189,12 +191,12 @@ func (g filesystem) applyMountGroup(ctx context.Context, path string, tree *moun
 	case g.capability.Mode == volume.MultiNodeReaderOnly:
 		return errs.Errorf(errs.Precondition, "volume_mount_group %d cannot be applied: several nodes read the volume, and no node changes it; set the group of its files while one node writes it (ReadWriteOnce), or omit the group (fsGroup)", gid)
 	case !g.readOnly || tree == nil:
-		return applyGroup(ctx, path, gid)
+		return g.applyGroup(ctx, path, gid)
 	}
 	if err := tree.SetReadOnly(false); err != nil {
 		return err
 	}
-	return errors.Join(applyGroup(ctx, path, gid), tree.SetReadOnly(true))
+	return errors.Join(g.applyGroup(ctx, path, gid), tree.SetReadOnly(true))
 }
 
 // Only ext4.

@@ -7,10 +7,13 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
-// applyGroup changes the root last.
+// isGroupApplied reads the root, which applyGroup changes last.
 func isGroupApplied(dir string, gid int) (bool, error) {
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -39,25 +42,43 @@ func withGroup(mode fs.FileMode) fs.FileMode {
 	}
 }
 
+// applyGroup logs which files keep their group.
+func (g filesystem) applyGroup(ctx context.Context, dir string, gid int) error {
+	w, err := applyGroup(ctx, dir, gid)
+	if w.refused > 0 {
+		g.log.WarnContext(ctx, "mount group not applied to all files", "path", w.example, "count", w.refused, "err", unix.EPERM)
+	}
+	return err
+}
+
+// groupWalk counts the files whose change the file system refuses, such as
+// immutable ones. As with fsGroup of the kubelet, they keep their group.
+type groupWalk struct {
+	gid     int
+	refused int
+	example string // one of them, below the volume's root
+}
+
 // applyGroup changes the group of everything in a volume, the root last, which
 // so shows completion. Symbolic links are not followed. Other nodes can change a
 // shared file system meanwhile: a file that was removed is no error.
-func applyGroup(ctx context.Context, dir string, gid int) error {
+func applyGroup(ctx context.Context, dir string, gid int) (groupWalk, error) {
+	w := groupWalk{gid: gid}
 	root, err := os.OpenRoot(dir)
+	if err == nil {
+		defer root.Close()
+		err = w.applyBelow(ctx, root, "")
+	}
+	if err == nil {
+		err = applyGroupTo(root, ".", gid)
+	}
 	if err != nil {
-		return fmt.Errorf("volume_mount_group %d: %w", gid, err)
+		err = fmt.Errorf("volume_mount_group %d: %w", gid, err)
 	}
-	defer root.Close()
-	if err := applyGroupBelow(ctx, root, gid); err != nil {
-		return fmt.Errorf("volume_mount_group %d: %w", gid, err)
-	}
-	if err := applyGroupTo(root, ".", gid); err != nil {
-		return fmt.Errorf("volume_mount_group %d: %w", gid, err)
-	}
-	return nil
+	return w, err
 }
 
-func applyGroupBelow(ctx context.Context, dir *os.Root, gid int) error {
+func (w *groupWalk) applyBelow(ctx context.Context, dir *os.Root, path string) error {
 	list, err := dir.Open(".")
 	if err != nil {
 		return err
@@ -70,7 +91,7 @@ func applyGroupBelow(ctx context.Context, dir *os.Root, gid int) error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			if err := applyGroupEntry(ctx, dir, e, gid); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			if err := w.apply(ctx, dir, filepath.Join(path, e.Name()), e.IsDir()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return err
 			}
 		}
@@ -83,19 +104,25 @@ func applyGroupBelow(ctx context.Context, dir *os.Root, gid int) error {
 	}
 }
 
-func applyGroupEntry(ctx context.Context, dir *os.Root, e fs.DirEntry, gid int) error {
-	if e.IsDir() {
-		below, err := dir.OpenRoot(e.Name())
+func (w *groupWalk) apply(ctx context.Context, dir *os.Root, path string, isDir bool) error {
+	name := filepath.Base(path)
+	if isDir {
+		below, err := dir.OpenRoot(name)
 		if err != nil {
 			return err
 		}
-		err = applyGroupBelow(ctx, below, gid)
+		err = w.applyBelow(ctx, below, path)
 		below.Close()
 		if err != nil {
 			return err
 		}
 	}
-	return applyGroupTo(dir, e.Name(), gid)
+	err := applyGroupTo(dir, name, w.gid)
+	if errors.Is(err, unix.EPERM) {
+		w.refused, w.example = w.refused+1, path
+		return nil
+	}
+	return err
 }
 
 // chown clears the setuid and setgid bits, so the mode is set after it.

@@ -124,7 +124,7 @@ func (m *Manager) mountInline(ctx context.Context, s source, r PublishRequest, r
 	}
 	defer attachment.File.Close()
 	crashpoint.Hit("publish.attached")
-	fs := filesystem{attachment: attachment, path: r.Target, capability: r.Capability, readOnly: rec.ReadOnly}
+	fs := filesystem{attachment: attachment, path: r.Target, capability: r.Capability, readOnly: rec.ReadOnly, log: m.log.With("volume", r.Volume)}
 	return explain(s.attacher, fs.mount(ctx))
 }
 

@@ -238,7 +238,7 @@ func (m *Manager) stage(ctx context.Context, r StageRequest, rec stageRecord, co
 	if rec.Capability.Block {
 		return nil
 	}
-	fs := filesystem{attachment: attachment, path: r.Staging, capability: r.Capability, readOnly: rec.ReadOnly, format: m.formatting(r)}
+	fs := filesystem{attachment: attachment, path: r.Staging, capability: r.Capability, readOnly: rec.ReadOnly, format: m.formatting(r), log: m.log.With("volume", r.Volume)}
 	return explain(s.attacher, fs.mount(ctx))
 }
 

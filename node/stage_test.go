@@ -207,6 +207,39 @@ func (n *testNode) checkGroup(path string, gid int, mode fs.FileMode) {
 	}
 }
 
+// Immutable files keep their group, all others get it.
+func TestMountGroupOfImmutableFiles(t *testing.T) {
+	log := testkit.NewLog(t)
+	n := newNode(t, func(n *testNode) { n.config.Logger = log.Logger() })
+	s := n.staging("vol-immutable", mkfs.Ext4)
+	n.stage(s)
+	dir := filepath.Join(s.Staging, "d")
+	n.ok("mkdir", os.Mkdir(dir, 0o700))
+	for _, name := range []string{"a", "fixed", "z"} {
+		n.write(filepath.Join(dir, name), "x")
+	}
+	n.unstage(s)
+	gid := 4242
+	for _, fixed := range []string{"d/fixed", "d"} {
+		n.stage(s)
+		f := testkit.Value(os.Open(filepath.Join(s.Staging, fixed)))(t)
+		const immutable = 0x10 // FS_IMMUTABLE_FL
+		testkit.Must(t, unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, immutable), f.Close())
+		n.unstage(s)
+	}
+	s.Capability.MountGroup = &gid
+	n.stage(s)
+	for _, name := range []string{"d/a", "d/z"} {
+		n.checkGroup(filepath.Join(s.Staging, name), gid, 0o660)
+	}
+	n.checkGroup(s.Staging, gid, fs.ModeDir|fs.ModeSetgid|0o775)
+	n.checkGroup(filepath.Join(dir, "fixed"), os.Getgid(), 0o600)
+	if line := log.WaitFor(t, "mount group not applied to all files"); !strings.Contains(line, "count=2") || !strings.Contains(line, "volume=vol-immutable") {
+		t.Errorf("logged %s", line)
+	}
+	n.unstage(s)
+}
+
 // The root is changed last, so an interrupted walk does not look complete.
 func TestInterruptedMountGroupContinues(t *testing.T) {
 	dir := t.TempDir()
