@@ -83,6 +83,7 @@ type runner struct {
 	stop     context.CancelCauseFunc
 	forced   chan struct{} // closed by a second signal
 	started  []*started
+	stopAt   time.Time
 	serving  sync.WaitGroup
 
 	mu  sync.Mutex
@@ -120,7 +121,7 @@ func (r *runner) watch(ctx context.Context, done <-chan struct{}) {
 // stops the started ones in reverse order.
 func (r *runner) startAndStop(ctx context.Context, parts []Part) {
 	for _, p := range parts {
-		if err := guarded(r.stopping, p.Name, "prepare", p.Prepare); err != nil {
+		if err := r.prepare(p); err != nil {
 			r.fail(err)
 			break
 		}
@@ -138,11 +139,41 @@ func (r *runner) startAndStop(ctx context.Context, parts []Part) {
 	case <-r.stopping.Done():
 	case <-ended:
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Bound)
+	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), r.deadline())
 	defer cancel()
 	for i := len(r.started) - 1; i >= 0; i-- {
 		r.add(r.stopOne(ctx, r.started[i]))
 	}
+}
+
+// prepare leaves a Prepare that is still running at the deadline of the stop, such
+// as one that reads a disk that does not answer.
+func (r *runner) prepare(p Part) error {
+	prepared := make(chan struct{})
+	var err error
+	go func() {
+		defer close(prepared)
+		err = guarded(r.stopping, p.Name, "prepare", p.Prepare)
+	}()
+	select {
+	case <-prepared:
+		return err
+	case <-r.stopping.Done():
+	}
+	ctx, cancel := context.WithDeadline(context.Background(), r.deadline())
+	defer cancel()
+	if !within(ctx, prepared) {
+		return fmt.Errorf("prepare %s: still running after stop", p.Name)
+	}
+	return err
+}
+
+// deadline of the whole stop, which begins with the first call.
+func (r *runner) deadline() time.Time {
+	if r.stopAt.IsZero() {
+		r.stopAt = time.Now().Add(r.Bound)
+	}
+	return r.stopAt
 }
 
 func (r *runner) begin(ctx context.Context, p Part) {

@@ -241,6 +241,27 @@ func TestBound(t *testing.T) {
 	})
 }
 
+// A disk that does not answer can keep a part from preparing. The parts before
+// it are stopped.
+func TestBoundWhilePreparing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var d diary
+		release := make(chan struct{})
+		stuck := Part{Name: "stuck", Prepare: func(context.Context) error { <-release; return nil }}
+		begun := time.Now()
+		signals, result := running(t, t.Context(), d.part("a"), stuck)
+		signals <- syscall.SIGTERM
+		if err := <-result; err == nil || !strings.Contains(err.Error(), "prepare stuck: still running after stop") {
+			t.Errorf("got %v", err)
+		}
+		if took := time.Since(begun); took < 10*time.Second || took > 15*time.Second {
+			t.Errorf("took %s", took)
+		}
+		d.check(t, "prepare-a stop-a end-a")
+		close(release)
+	})
+}
+
 func TestSecondSignalForces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
