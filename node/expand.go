@@ -87,6 +87,9 @@ func growFilesystem(ctx context.Context, p inUse, size int64) error {
 		return errs.Errorf(errs.Precondition, "the block device has been expanded to %d bytes; the file system is not mounted at %s and will be expanded when it is next staged", size, p.mount)
 	}
 	_, err = growfs.Grow(ctx, p.mount, mkfs.Type(e.FSType))
+	if errors.Is(err, growfs.ErrNeedsSysResource) && p.notGrown != "" {
+		return errs.Errorf(errs.Precondition, "the block device has been expanded to %d bytes; the %s file system keeps its old size: %s; while it is mounted: %w", size, e.FSType, p.notGrown, err)
+	}
 	if errors.Is(err, growfs.ErrNeedsSysResource) {
 		return errs.Errorf(errs.Precondition, "the block device has been expanded to %d bytes; this process has no permission to expand the mounted %s file system, restart the pods that use it to expand it at the next stage: %w", size, e.FSType, err)
 	}

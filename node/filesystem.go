@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/linux/fsinfo"
 	"github.com/cleatproject/cleat/internal/linux/growfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
@@ -32,39 +33,47 @@ type filesystem struct {
 	readOnly   bool
 	format     *formatting // nil: an existing file system is needed
 	log        *slog.Logger
+	scratch    string // for the growth of ext4
 }
 
 // mount mounts the file system, or adopts a mount. It grows the file system and
 // applies the mount group first, so a visible mount is complete. Without
 // formatting, it never creates a file system: only the engine knows that a
-// volume is blank.
-func (g filesystem) mount(ctx context.Context) error {
+// volume is blank. A failed growth is not an error: notGrown says why the file
+// system has its old size.
+func (g filesystem) mount(ctx context.Context) (notGrown, err error) {
 	d := g.attachment.Device
 	if d.IsDirectory() {
-		return g.bind(ctx)
+		return nil, g.bind(ctx)
 	}
 	e, there, err := mountAt(ctx, g.path, d)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if there && e.ReadOnly() != g.readOnly {
 		if err := unmountAll(ctx, g.path, d); err != nil {
-			return err
+			return nil, err
 		}
 		there = false
 	}
 	if err := g.checkFlushes(mkfs.Type(g.capability.FSType)); err != nil {
-		return err
+		return nil, err
 	}
 	if !there && g.format != nil {
 		if err := g.format.run(ctx, d); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	info, err := g.identify(ctx, there)
+	info, notGrown, err := g.identify(ctx, there)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	notGrown, err = g.show(ctx, info, there, notGrown)
+	return notGrown, err
+}
+
+// show mounts an identified file system.
+func (g filesystem) show(ctx context.Context, info mkfs.Info, there bool, notGrown error) (_, err error) {
 	var tree *mount.Tree
 	if there {
 		tree, err = mount.Open(ctx, g.path)
@@ -72,63 +81,67 @@ func (g filesystem) mount(ctx context.Context) error {
 		tree, err = g.createRecovered(ctx, info)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer tree.Close()
 	crashpoint.Hit("mount.created")
-	if !g.readOnly && info.Type != mkfs.Ext4 {
-		if err := growMounted(ctx, tree.Path(), info.Type, d, g.attachment.Size); err != nil {
-			return err
+	if !g.readOnly && (info.Type != mkfs.Ext4 || notGrown != nil) {
+		if notGrown, err = g.growTree(ctx, tree.Path(), info.Type, notGrown); err != nil {
+			return nil, err
 		}
 		crashpoint.Hit("mount.grown")
 	}
 	if g.capability.MountGroup != nil {
 		if err := g.applyMountGroup(ctx, tree.Path(), tree); err != nil {
-			return err
+			return nil, err
 		}
 		crashpoint.Hit("mount.group-given")
 	}
 	if there {
-		return nil
+		return notGrown, nil
 	}
 	if err := tree.MoveTo(g.path); err != nil {
-		return err
+		return nil, err
 	}
 	crashpoint.Hit("mount.shown")
-	return nil
+	return notGrown, nil
 }
 
-// identify rejects a file system of another type than requested. ext4 grows
-// before it is mounted for writing: later this needs CAP_SYS_RESOURCE, which
-// containers lack.
-func (g filesystem) identify(ctx context.Context, mounted bool) (mkfs.Info, error) {
+// identify rejects a file system of another type than requested. ext4 is
+// checked and grows before it is mounted for writing: later growth needs
+// CAP_SYS_RESOURCE, which containers can lack.
+func (g filesystem) identify(ctx context.Context, mounted bool) (info mkfs.Info, notGrown, err error) {
 	d := g.attachment.Device
-	info, err := probe(d)
+	info, err = probe(d)
 	damaged := errors.Is(err, mkfs.ErrDamaged)
 	if err != nil && !damaged {
-		return mkfs.Info{}, fmt.Errorf("read the superblock of %s: %w", d.Path, err)
+		return mkfs.Info{}, nil, fmt.Errorf("read the superblock of %s: %w", d.Path, err)
 	}
 	if !damaged {
 		if err := g.check(info); err != nil {
-			return mkfs.Info{}, err
+			return mkfs.Info{}, nil, err
 		}
 		if info.Type != mkfs.Ext4 {
-			return info, nil
+			return info, nil, nil
 		}
 	}
 	if !mounted && !g.readOnly {
-		if err := growUnmounted(ctx, d); err != nil {
-			return mkfs.Info{}, err
+		err := g.prepareExt4(ctx)
+		switch {
+		case errors.Is(err, mkfs.ErrNotGrown) && ctx.Err() == nil:
+			notGrown = err
+		case err != nil:
+			return mkfs.Info{}, nil, err
 		}
 		crashpoint.Hit("mount.grown-offline")
-		if damaged { // growUnmounted has repaired it
-			info, err = probe(d)
-		}
+	}
+	if damaged { // prepareExt4 can have undone an interrupted growth
+		info, err = probe(d)
 	}
 	if err != nil {
-		return mkfs.Info{}, errs.Errorf(errs.Precondition, "the file system of the volume is damaged and cannot be mounted, check it with fsck: %w", err)
+		return mkfs.Info{}, nil, errs.Errorf(errs.Precondition, "the file system of the volume is damaged and cannot be mounted; nothing was changed: copy the volume, and repair the copy with fsck: %w", err)
 	}
-	return info, g.check(info)
+	return info, notGrown, g.check(info)
 }
 
 func (g filesystem) check(info mkfs.Info) error {
@@ -162,21 +175,39 @@ func (g filesystem) create(ctx context.Context, t mkfs.Type) (*mount.Tree, error
 // createRecovered mounts an XFS again if its log contains a growth, as after
 // power loss: kernels before 6.13 keep the old size of the last allocation
 // group in memory, and shut the file system down if it grows again in the same
-// mount.
+// mount. An ext4 whose journal contains an error is checked, and mounted again.
 func (g filesystem) createRecovered(ctx context.Context, before mkfs.Info) (*mount.Tree, error) {
 	tree, err := g.create(ctx, before.Type)
-	if err != nil || before.Type != mkfs.XFS || g.readOnly {
+	if err != nil || g.readOnly || before.Type == mkfs.Btrfs {
 		return tree, err
 	}
-	now, err := probe(g.attachment.Device)
-	if err == nil && now.Size == before.Size {
+	again, err := g.hasRecovered(before)
+	if err == nil && !again {
 		return tree, nil
 	}
 	tree.Close()
 	if err != nil {
 		return nil, fmt.Errorf("read the superblock of %s after its log was replayed: %w", g.attachment.Device.Path, err)
 	}
+	if before.Type == mkfs.Ext4 {
+		if err := g.prepareExt4(ctx); err != nil && !errors.Is(err, mkfs.ErrNotGrown) {
+			return nil, err
+		}
+	}
 	return g.create(ctx, before.Type)
+}
+
+// hasRecovered: the mount has found another size or an error in the log.
+func (g filesystem) hasRecovered(before mkfs.Info) (bool, error) {
+	head, err := readHead(g.attachment.Device.Path)
+	if err != nil {
+		return false, err
+	}
+	if before.Type == mkfs.Ext4 {
+		return mkfs.NeedsCheck(head)
+	}
+	now, err := mkfs.Probe(head)
+	return now.Size != before.Size, err
 }
 
 // applyMountGroup applies VOLUME_MOUNT_GROUP, if needed with a read-only file
@@ -199,16 +230,38 @@ func (g filesystem) applyMountGroup(ctx context.Context, path string, tree *moun
 	return errors.Join(g.applyGroup(ctx, path, gid), tree.SetReadOnly(true))
 }
 
-// Only ext4.
-func growUnmounted(ctx context.Context, d Device) error {
+func (g filesystem) prepareExt4(ctx context.Context) error {
+	d := g.attachment.Device
 	free, err := isUnused(ctx, d)
-	if err != nil || !free {
-		return err // in use elsewhere; grows at the next stage
+	if err != nil {
+		return err
 	}
-	if err := mkfs.GrowOffline(ctx, d.Path, mkfs.Ext4); err != nil {
+	if !free {
+		return checkIdle(d.Path) // in use elsewhere; grows at the next stage
+	}
+	if err := mkfs.CheckAndGrow(ctx, mkfs.GrowRequest{Device: d.Path, Scratch: g.scratch}); err != nil {
 		return fmt.Errorf("check and grow the file system before it is mounted: %w", err)
 	}
 	return nil
+}
+
+// growTree grows a mounted file system. It is an error if the file system is
+// of no use then.
+func (g filesystem) growTree(ctx context.Context, path string, t mkfs.Type, notGrown error) (_, err error) {
+	err = growMounted(ctx, path, t, g.attachment.Device, g.attachment.Size)
+	switch {
+	case err == nil:
+		return nil, nil
+	case ctx.Err() != nil:
+		return nil, err
+	case notGrown != nil && errors.Is(err, growfs.ErrNeedsSysResource):
+		return notGrown, nil
+	}
+	faults, faultsErr := fsinfo.Errors(ctx, path, t)
+	if faultsErr != nil || faults.Shutdown {
+		return nil, errors.Join(err, faultsErr)
+	}
+	return errors.Join(notGrown, err), nil
 }
 
 func growMounted(ctx context.Context, path string, t mkfs.Type, d Device, size int64) error {

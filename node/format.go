@@ -26,6 +26,11 @@ type formatting struct {
 // scratchPrefix begins the names of the file system images next to the store.
 const scratchPrefix = "mkfs-"
 
+// growScratch is the path of the copy in which an ext4 grows.
+func (m *Manager) growScratch(id volume.ID) string {
+	return filepath.Join(filepath.Dir(m.config.Store), scratchPrefix+"grow-"+formatUUID(id))
+}
+
 // formatting returns nil unless the request allows it.
 func (m *Manager) formatting(r StageRequest) *formatting {
 	// The device of a volume that several nodes read is read-only.

@@ -27,6 +27,8 @@ const (
 	ReasonFileSystemErrors = "FileSystemErrors"
 	// ReasonFileSystemShutdown: shut down after an error.
 	ReasonFileSystemShutdown = "FileSystemShutdown"
+	// ReasonFileSystemNotGrown: mounted with its old size on a larger volume.
+	ReasonFileSystemNotGrown = "FileSystemNotGrown"
 	// ReasonBackingFileMissing: the storage is on this machine, without the
 	// volume.
 	ReasonBackingFileMissing = "BackingFileMissing"
@@ -188,7 +190,14 @@ func (m *Manager) checkStage(ctx context.Context, rec stageRecord, all *conditio
 	if rec.Capability.Block {
 		return nil
 	}
-	return checkMount(ctx, rec.Staging, v.Device, rec.ReadOnly, all)
+	if err := checkMount(ctx, rec.Staging, v.Device, rec.ReadOnly, all); err != nil || rec.NotGrown == "" {
+		return err
+	}
+	full, err := isFull(v.Device, v.Size)
+	if err == nil && !full {
+		all.add(volume.Degraded, ReasonFileSystemNotGrown, fmt.Sprintf("the volume has %d bytes, its file system fewer: %s", v.Size, rec.NotGrown))
+	}
+	return err
 }
 
 func (m *Manager) checkPublish(ctx context.Context, p publication, all *conditions) error {

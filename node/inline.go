@@ -124,8 +124,15 @@ func (m *Manager) mountInline(ctx context.Context, s source, r PublishRequest, r
 	}
 	defer attachment.File.Close()
 	crashpoint.Hit("publish.attached")
-	fs := filesystem{attachment: attachment, path: r.Target, capability: r.Capability, readOnly: rec.ReadOnly, log: m.log.With("volume", r.Volume)}
-	return explain(s.attacher, fs.mount(ctx))
+	fs := filesystem{attachment: attachment, path: r.Target, capability: r.Capability, readOnly: rec.ReadOnly, scratch: m.growScratch(r.Volume), log: m.log.With("volume", r.Volume)}
+	notGrown, err := fs.mount(ctx)
+	if err != nil {
+		return explain(s.attacher, err)
+	}
+	if notGrown != nil {
+		m.log.WarnContext(ctx, "file system was not grown, mounted with its old size", "volume", r.Volume, "err", notGrown)
+	}
+	return nil
 }
 
 func (m *Manager) unmountInline(ctx context.Context, s source, target string) {

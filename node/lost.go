@@ -75,9 +75,12 @@ func (m *Manager) restageLost(ctx context.Context, r PublishRequest, capability 
 	if err := m.stage(ctx, s, rec, true); err != nil {
 		return fmt.Errorf("stage volume %s again, whose device did not work any more: %w", r.Volume, err)
 	}
+	if rec, _, err = m.records.stage(ctx, r.Volume); err != nil { // stage can have changed it
+		return err
+	}
 	if at, err = m.findStage(ctx, rec); err != nil {
 		return err
 	}
-	rec.Lost = true // as removeLost has recorded; adoptStage clears it
+	rec.Lost = true // adoptStage clears it
 	return m.adoptStage(ctx, r.Volume, rec, at)
 }

@@ -35,6 +35,8 @@ type stageRecord struct {
 	// Lost: its device did not work any more and was removed. The next publish
 	// stages the volume again.
 	Lost bool `json:"lost,omitempty"`
+	// NotGrown says why the file system was mounted with its old size.
+	NotGrown string `json:"notGrown,omitempty"`
 	mounted
 }
 

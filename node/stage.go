@@ -238,8 +238,20 @@ func (m *Manager) stage(ctx context.Context, r StageRequest, rec stageRecord, co
 	if rec.Capability.Block {
 		return nil
 	}
-	fs := filesystem{attachment: attachment, path: r.Staging, capability: r.Capability, readOnly: rec.ReadOnly, format: m.formatting(r), log: m.log.With("volume", r.Volume)}
-	return explain(s.attacher, fs.mount(ctx))
+	fs := filesystem{
+		attachment: attachment, path: r.Staging, capability: r.Capability, readOnly: rec.ReadOnly,
+		format: m.formatting(r), scratch: m.growScratch(r.Volume), log: m.log.With("volume", r.Volume),
+	}
+	notGrown, err := fs.mount(ctx)
+	if err != nil {
+		return explain(s.attacher, err)
+	}
+	if notGrown == nil {
+		return nil
+	}
+	m.log.WarnContext(ctx, "file system was not grown, mounted with its old size", "volume", r.Volume, "err", notGrown)
+	rec.NotGrown = notGrown.Error()
+	return m.records.putStage(ctx, r.Volume, rec)
 }
 
 // rollBackStage keeps device and record while an earlier stage's publishes use

@@ -69,6 +69,9 @@ func (s source) undoStage(ctx context.Context, staging string) error {
 		return err
 	}
 	crashpoint.Hit("unstage.unmounted")
+	if err := s.awaitCheck(ctx); err != nil {
+		return err
+	}
 	if err := s.detach(ctx); err != nil {
 		return err
 	}

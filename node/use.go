@@ -22,6 +22,7 @@ type inUse struct {
 	// read-only bind mount.
 	mount    string
 	readOnly bool // of the file system
+	notGrown string
 }
 
 // find returns the volume staged or published at a path, or NotFound.
@@ -39,7 +40,7 @@ func (m *Manager) find(ctx context.Context, id volume.ID, path string) (inUse, e
 		if err != nil {
 			return inUse{}, err
 		}
-		p := inUse{source: s, engine: id, block: stage.Capability.Block, mount: stage.Staging, readOnly: stage.ReadOnly}
+		p := inUse{source: s, engine: id, block: stage.Capability.Block, mount: stage.Staging, readOnly: stage.ReadOnly, notGrown: stage.NotGrown}
 		if ok, err := p.isShownAt(ctx, path, stage.Staging); err != nil || ok {
 			return p, err
 		}

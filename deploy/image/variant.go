@@ -45,7 +45,7 @@ func variants() map[Variant]contents {
 	return map[Variant]contents{
 		Default: {
 			name: "cleat", description: "Storage drivers and device plugins of a node", packages: packagesFile,
-			programs:      []string{"mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "e2fsck", "resize2fs", "modprobe"},
+			programs:      []string{"mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "e2fsck", "e2image", "resize2fs", "modprobe"},
 			configuration: append([]string{"/etc/mke2fs.conf"}, scanned...), samples: true,
 			settings: map[string]string{"CGO_ENABLED": "0", "GOOS": "linux"}, flags: "CGO_ENABLED=0 GOOS=linux",
 		},

@@ -12,59 +12,93 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// GrowOffline is Tools.GrowOffline with the installed tools.
-func GrowOffline(ctx context.Context, path string, t Type) error {
-	return Tools{}.GrowOffline(ctx, path, t)
+// ErrNotGrown: the file system was not grown, and is as it was. The error says
+// why.
+var ErrNotGrown = errors.New("the ext4 was not grown")
+
+// GrowRequest describes an unmounted ext4.
+type GrowRequest struct {
+	Device string
+	// Scratch is the path of a sparse file, which CheckAndGrow creates and
+	// removes. Existing content is lost.
+	Scratch string
 }
 
-// GrowOffline grows an unmounted ext4 to the size of its device with e2fsck and
-// resize2fs. If it has that size already, this costs one read. xfs and btrfs
-// grow only while mounted: a no-op.
+// CheckAndGrow is Tools.CheckAndGrow with the installed tools.
+func CheckAndGrow(ctx context.Context, r GrowRequest) error { return Tools{}.CheckAndGrow(ctx, r) }
+
+// CheckAndGrow prepares an ext4 for a mount in which it is written: it undoes
+// an interrupted growth, repairs with "e2fsck -p" what the kernel has marked
+// as damaged, and grows the file system to its device's size. If there is
+// nothing to do, this costs one read.
 //
-// A cancelled context ends the check, but not a resize: one of ten interrupted
-// resizes leaves a file system that "e2fsck -p" does not accept. So resize2fs
-// continues even if this process dies, with a lock: another call gets
-// errs.Busy. If it is still interrupted (power loss, a killed container), a
-// marker in front of the file system makes the next call run "e2fsck -y"
-// (measured: all of 149 interruptions were repaired without loss). Without the
-// marker only "e2fsck -p" runs: damage of unknown origin is left to the
-// administrator.
+// resize2fs fails on some file systems, and leaves them damaged. It works on a
+// sparse copy of the metadata. Only if e2fsck accepts the result, the changed
+// blocks are written to the device, with a log that undoes this after a
+// failure, a kill or a loss of power, on any node.
 //
-// Errors: ErrNoTool, ErrDamaged, errs.Busy, errs.Precondition if e2fsck needs
-// manual decisions.
-func (t Tools) GrowOffline(ctx context.Context, path string, fs Type) error {
-	if _, err := ParseType(string(fs)); err != nil {
-		return err
-	}
-	if fs != Ext4 {
-		return nil
-	}
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
+// Errors: ErrNotGrown, after which the file system can be mounted;
+// ErrDamaged; errs.Busy while an earlier call's check runs; errs.Precondition
+// if e2fsck needs manual decisions; ErrNoTool.
+func (t Tools) CheckAndGrow(ctx context.Context, r GrowRequest) error {
+	f, err := os.OpenFile(r.Device, os.O_RDWR, 0)
 	if err != nil {
-		return fmt.Errorf("grow %s: %w", fs, err)
+		return fmt.Errorf("check ext4: %w", err)
 	}
 	defer f.Close()
 	if err := lockForTools(f); err != nil {
 		return err
 	}
-	interrupted, err := findInterruptedResize(f)
+	if err := t.undoOrCheck(ctx, f); err != nil {
+		return err
+	}
+	size, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return fmt.Errorf("size of %s: %w", f.Name(), err)
+	}
+	s, err := openExt4(f)
 	if err != nil {
 		return err
 	}
-	if interrupted {
-		if err := undoTornSuper(f); err != nil {
-			return err
-		}
-	} else {
-		full, err := ext4IsFull(f)
-		if err != nil || full {
+	full := s.full(size)
+	if !full || s.needsCheck() {
+		if err := t.checkExt4(ctx, f, full); err != nil {
 			return err
 		}
 	}
-	if err := t.checkExt4(ctx, f, interrupted); err != nil {
+	if full {
+		return nil
+	}
+	if s, err = openExt4(f); err != nil { // e2fsck can have changed it
 		return err
 	}
-	return t.resizeExt4(ctx, f)
+	return t.growExt4(ctx, f, s, size, r.Scratch)
+}
+
+// undoOrCheck undoes an interrupted growth. If that is not possible, the file
+// system must pass a check as it is.
+func (t Tools) undoOrCheck(ctx context.Context, f *os.File) error {
+	err := undoGrowth(f)
+	if !errors.Is(err, errLogUnusable) {
+		return err
+	}
+	if checkErr := t.checkExt4(ctx, f, false); checkErr != nil {
+		return fmt.Errorf("%w; %w", err, checkErr)
+	}
+	return writeBoot(f, make([]byte, extSuperOffset))
+}
+
+// IsLockedByTool reports whether a check that CheckAndGrow began still runs.
+func IsLockedByTool(device string) (bool, error) {
+	f, err := os.OpenFile(device, os.O_RDWR, 0)
+	if err != nil {
+		return false, fmt.Errorf("find a running check: %w", err)
+	}
+	defer f.Close()
+	if err := lockForTools(f); !errors.Is(err, errs.Busy) {
+		return false, err
+	}
+	return true, nil
 }
 
 // lockForTools takes a lock that the tools inherit and that lasts until the
@@ -74,7 +108,7 @@ func lockForTools(f *os.File) error {
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
 	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock)
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
-		return errs.Errorf(errs.Busy, "the file system on %s is being resized; try again", f.Name())
+		return errs.Errorf(errs.Busy, "the file system on %s is being checked or grown; try again", f.Name())
 	}
 	if err != nil {
 		return fmt.Errorf("lock %s: %w", f.Name(), err)
@@ -82,67 +116,97 @@ func lockForTools(f *os.File) error {
 	return nil
 }
 
-func ext4IsFull(f *os.File) (bool, error) {
-	size, err := f.Seek(0, io.SeekEnd)
-	if err != nil {
-		return false, fmt.Errorf("size of %s: %w", f.Name(), err)
+func openExt4(f *os.File) (extSuper, error) {
+	head := make([]byte, reach)
+	if n, err := f.ReadAt(head, 0); n < len(head) {
+		return extSuper{}, fmt.Errorf("read the superblock of %s: %w", f.Name(), err)
 	}
 	info, err := Probe(f)
 	switch {
 	case errors.Is(err, ErrDamaged):
-		return false, fmt.Errorf("%s: %w; try \"e2fsck -f %[1]s\" on a copy of the volume", f.Name(), err)
+		return extSuper{}, fmt.Errorf("%s: %w; try \"e2fsck -f %[1]s\" on a copy of the volume", f.Name(), err)
 	case err != nil:
-		return false, fmt.Errorf("%s: %w", f.Name(), err)
+		return extSuper{}, fmt.Errorf("%s: %w", f.Name(), err)
 	case info.Type != Ext4:
-		return false, errs.Errorf(errs.Precondition, "%s does not contain ext4 but %s", f.Name(), describe(f, 0))
+		return extSuper{}, errs.Errorf(errs.Precondition, "%s does not contain ext4 but %s", f.Name(), describe(f, 0))
 	}
-	return IsFull(f, size)
+	s, _, err := readExt(head)
+	return s, err
 }
 
-func (t Tools) checkExt4(ctx context.Context, f *os.File, interrupted bool) error {
-	how := "-p"
-	if interrupted {
-		how = "-y"
+// growExt4 has resize2fs grow a copy, and copies the result. The file system
+// has been checked.
+func (t Tools) growExt4(ctx context.Context, f *os.File, s extSuper, size int64, scratch string) (err error) {
+	if err := s.checkGrowth(size); err != nil {
+		return fmt.Errorf("%w: %w", ErrNotGrown, err)
 	}
-	res, err := t.run(ctx, command{tool: "e2fsck", args: []string{"-f", how, "--", f.Name()}, hold: f})
+	defer os.Remove(scratch)
+	if err := t.growCopy(ctx, f.Name(), scratch, size); err != nil {
+		return fmt.Errorf("%w from %d to %d bytes: %w", ErrNotGrown, s.blocks*s.blockSize, size, err)
+	}
+	image, err := os.Open(scratch)
 	if err != nil {
-		return fmt.Errorf("check the ext4 on %s: %w", f.Name(), err)
+		return fmt.Errorf("%w: %w", ErrNotGrown, err)
 	}
-	// 1: repaired; 2: repaired, reboot if mounted (it is not).
-	const failed = ^3
-	if res.code&failed == 0 {
-		return nil
+	defer image.Close()
+	g, err := newGrowth(ctx, f, image, int64(s.blocks*s.blockSize), size)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrNotGrown, err)
 	}
-	if res.code&4 != 0 {
-		return errs.Errorf(errs.Precondition, "the ext4 on %s has damage that e2fsck does not repair automatically (exit code %d); copy the volume, then run \"e2fsck -f\" on it manually%s",
-			f.Name(), res.code, quoteOutput(res.output))
+	if err := g.apply(f); err != nil {
+		if undoErr := undoGrowth(f); undoErr != nil {
+			return errors.Join(err, undoErr)
+		}
+		return fmt.Errorf("%w: %w", ErrNotGrown, err)
 	}
-	return errs.Errorf(errs.Internal, "e2fsck could not check %s (exit code %d)%s", f.Name(), res.code, quoteOutput(res.output))
+	return nil
 }
 
-func (t Tools) resizeExt4(ctx context.Context, f *os.File) error {
-	if _, err := t.find("resize2fs"); err != nil {
-		return err
+// checkGrowth refuses what would move blocks of files, whose content the copy
+// does not have (resize2fs: blocks_to_move), and what the copy does not show:
+// without checksums of groups, resize2fs zeroes inode tables.
+func (s extSuper) checkGrowth(size int64) error {
+	if s.roCompat&(extChecksums|extGroupChecksums) == 0 || s.compat&extSparseSuper2 != 0 {
+		return errs.Errorf(errs.Precondition, "an ext4 without metadata_csum or uninit_bg, or with sparse_super2, grows only while it is mounted")
 	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	marked, err := markResize(f)
-	if err != nil {
-		return err
-	}
-	res, err := t.run(context.WithoutCancel(ctx), command{tool: "resize2fs", args: []string{"--", f.Name()}, hold: f, outlive: true})
-	if err != nil {
-		return fmt.Errorf("grow the ext4 on %s: %w", f.Name(), err)
-	}
-	if res.code != 0 {
-		return errs.Errorf(errs.Internal, "resize2fs on %s failed with exit code %d%s", f.Name(), res.code, quoteOutput(res.output))
-	}
-	if err := f.Sync(); err != nil {
-		return fmt.Errorf("fsync %s: %w", f.Name(), err)
-	}
-	if !marked {
+	if s.incompat&extMetaGroups != 0 {
 		return nil
 	}
-	return writeBoot(f, make([]byte, extSuperOffset))
+	perBlock := s.blockSize / max(s.descriptorSize, 1)
+	ceil := func(a, b uint64) uint64 { return (a + b - 1) / max(b, 1) }
+	groups := ceil(s.blocks-s.firstBlock, s.blocksPerGroup)
+	most := (ceil(groups, perBlock)+s.reservedGDT)*perBlock*s.blocksPerGroup + s.firstBlock
+	if uint64(size)/s.blockSize > most {
+		return errs.Errorf(errs.Precondition, "its group descriptors have space for at most %d bytes, the volume has %d; larger it grows only while it is mounted, or copy the data to a new volume", most*s.blockSize, size)
+	}
+	return nil
+}
+
+// growCopy copies the metadata to a sparse file and grows the file system in
+// it.
+func (t Tools) growCopy(ctx context.Context, device, scratch string, size int64) error {
+	if err := os.Remove(scratch); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	steps := []command{
+		{tool: "e2image", args: []string{"-r", "--", device, scratch}},
+		{tool: "resize2fs", args: []string{"--", scratch}},
+		{tool: "e2fsck", args: []string{"-f", "-n", "--", scratch}},
+	}
+	for i, step := range steps {
+		res, err := t.run(ctx, step)
+		if err != nil {
+			return err
+		}
+		if res.code != 0 {
+			return errs.Errorf(errs.Internal, "%s failed with exit code %d on a copy of the file system%s", step.tool, res.code, quoteOutput(res.output))
+		}
+		if i > 0 {
+			continue
+		}
+		if err := os.Truncate(scratch, size); err != nil {
+			return fmt.Errorf("enlarge the copy of the metadata: %w", err)
+		}
+	}
+	return nil
 }

@@ -4,16 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
-	"math/rand/v2"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
@@ -22,15 +18,19 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// 64 MiB with one file, whose content is returned
-func ext4With(t *testing.T, dir string) (path string, data []byte) {
+// ext4With creates an ext4 with one file, whose content is returned.
+func ext4With(t *testing.T, dir string, size int64) (path string, data []byte) {
 	t.Helper()
-	path = mkfstest.File(t, dir, "volume", 64*mib)
+	path = mkfstest.File(t, dir, fmt.Sprintf("volume%d", size), size)
 	mkfstest.Make(t, path, mkfs.Ext4)
+	return path, fill(t, path, size)
+}
+
+func fill(t *testing.T, path string, size int64) []byte {
+	t.Helper()
 	v := mkfstest.Mount(t, path, mkfs.Ext4)
-	data = writeFile(t, v.Dir, "data", 8*mib)
-	v.Unmount(t)
-	return path, data
+	defer v.Unmount(t)
+	return writeFile(t, v.Dir, "data", int(size/8))
 }
 
 func truncate(t *testing.T, path string, size int64) {
@@ -38,244 +38,239 @@ func truncate(t *testing.T, path string, size int64) {
 	testkit.Must(t, os.Truncate(path, size))
 }
 
+func grow(t *testing.T, tools mkfs.Tools, path string) error {
+	return tools.CheckAndGrow(t.Context(), mkfs.GrowRequest{Device: path, Scratch: path + ".scratch"})
+}
+
+// checkGrown requires that the file system has that size, is intact and has
+// its content, and that nothing is left over.
 func checkGrown(t *testing.T, path string, size int64, data []byte) {
 	t.Helper()
 	if got := probe(t, path).Size; got != size {
 		t.Errorf("the file system has %d bytes, want %d", got, size)
 	}
-	if out, err := exec.CommandContext(t.Context(), "e2fsck", "-f", "-n", path).CombinedOutput(); err != nil {
-		t.Errorf("after growing: %v\n%s", err, out)
-	}
+	run(t, "e2fsck", "-f", "-n", path)
 	v := mkfstest.Mount(t, path, mkfs.Ext4)
 	checkFile(t, v.Dir, "data", data)
 	v.Unmount(t)
+	if _, err := os.Stat(path + ".scratch"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the scratch file is left over: %v", err)
+	}
+	if first := string(readAt(t, path, 0, 1024)); strings.Contains(first, "cleat:") {
+		t.Errorf("a marker is left over: %q", first)
+	}
 }
 
-func TestGrowOffline(t *testing.T) {
-	path, data := ext4With(t, t.TempDir())
-	for _, size := range []int64{64 * mib, 64*mib + 4096, 1000*mib + 512*1024, 20 << 30} {
-		truncate(t, path, size)
-		for range 2 {
-			if err := mkfs.GrowOffline(t.Context(), path, mkfs.Ext4); err != nil {
-				t.Fatalf("to %d bytes: %v", size, err)
+func run(t *testing.T, argv ...string) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput(); err != nil {
+		t.Errorf("%v: %v\n%s", argv, err, out)
+	}
+}
+
+// oldExt4 has as many reserved group descriptors as mke2fs gives by itself, as
+// releases before did.
+func oldExt4(t *testing.T, path string) {
+	t.Helper()
+	run(t, "mkfs.ext4", "-q", "-b", "4096", "-I", "256", "-m", "0", "-E", "nodiscard", "-O", "none,has_journal,ext_attr,resize_inode,dir_index,"+
+		"filetype,extent,64bit,flex_bg,sparse_super,large_file,huge_file,dir_nlink,extra_isize,metadata_csum", path)
+}
+
+// A growth succeeds, or leaves the file system as it was: resize2fs fails for
+// the first two pairs of an old file system, and e2fsck -y then loses the file.
+func TestGrowthLosesNothing(t *testing.T) {
+	type pair struct {
+		from, to int64
+		old      bool // made by a release before
+		refused  bool
+	}
+	pairs := []pair{
+		{64 * mib, 100 << 30, true, true}, {8 * mib, 16 << 30, true, true},
+		{64 * mib, 100 << 30, false, false}, {8 * mib, 16 << 30, false, false},
+		{64 * mib, 64 << 30, true, false}, {64 * mib, 66 * mib, false, false},
+	}
+	if soak.Enabled {
+		for _, from := range []int64{8, 9, 33, 127, 128, 129, 1000, 3000} {
+			for _, times := range []int64{2, 3, 17, 129, 1025, 4097} {
+				for _, old := range []bool{false, true} {
+					pairs = append(pairs, pair{from * mib, from * mib * times, old, times > 4096 || old && times > 1024})
+				}
 			}
 		}
-		checkGrown(t, path, size, data)
+	}
+	for _, p := range pairs {
+		t.Run(fmt.Sprintf("%d to %d MiB, old %t", p.from/mib, p.to/mib, p.old), func(t *testing.T) {
+			path := mkfstest.File(t, t.TempDir(), "volume", p.from)
+			if p.old {
+				oldExt4(t, path)
+			} else {
+				mkfstest.Make(t, path, mkfs.Ext4)
+			}
+			data := fill(t, path, p.from)
+			truncate(t, path, p.to)
+			before := probe(t, path)
+			for range 2 {
+				err := grow(t, mkfs.Tools{}, path)
+				switch {
+				case errors.Is(err, mkfs.ErrNotGrown):
+					if probe(t, path) != before {
+						t.Errorf("%v, but the superblock has changed", err)
+					}
+					checkGrown(t, path, p.from, data)
+				case err != nil:
+					t.Fatal(err)
+				default:
+					checkGrown(t, path, p.to, data)
+				}
+				if refused := err != nil; refused && !p.refused || !soak.Enabled && refused != p.refused {
+					t.Errorf("refused: %v, want %t", err, p.refused)
+				}
+			}
+		})
 	}
 }
 
 // The node has a block device, not the file.
-func TestGrowOfflineThroughADevice(t *testing.T) {
-	path, data := ext4With(t, t.TempDir())
+func TestGrowthThroughADevice(t *testing.T) {
+	path, data := ext4With(t, t.TempDir(), 64*mib)
 	truncate(t, path, 256*mib)
-	v := mkfstest.Mount(t, path, mkfs.Ext4)
-	testkit.WantError(t, "a mounted file system was grown offline", mkfs.GrowOffline(t.Context(), v.Device.Path, mkfs.Ext4), nil)
-	checkFile(t, v.Dir, "data", data)
-	v.Unmount(t)
 	device := mkfstest.Attach(t, path)
-	testkit.Must(t, mkfs.GrowOffline(t.Context(), device.Path, mkfs.Ext4))
+	testkit.Must(t, mkfs.CheckAndGrow(t.Context(), mkfs.GrowRequest{Device: device.Path, Scratch: path + ".scratch"}))
 	device.Detach(t)
 	checkGrown(t, path, 256*mib, data)
 }
 
-// At sizes at which resize2fs omits a last group, GrowOffline must not run the
-// slow tools at each mount.
+// At sizes at which resize2fs omits a last group, the slow tools must not run
+// at each mount.
 func TestFullFileSystemsAreLeftAlone(t *testing.T) {
 	const group = 128 * mib
 	noTools := mkfs.Tools{Path: t.TempDir()}
 	for _, groups := range []int64{1, 2, 3} { // group 2 has no copy of the superblock, 1 and 3 have
-		for _, rest := range []int64{4096, 200 * 4096, 567 * 4096, 600 * 4096, 5 * mib, 9 * mib} {
+		for _, rest := range []int64{4096, mib, 567 * 4096, 600 * 4096, 5 * mib, 9 * mib} {
 			path := mkfstest.File(t, t.TempDir(), "volume", groups*group)
 			mkfstest.Make(t, path, mkfs.Ext4)
 			truncate(t, path, groups*group+rest)
-			testkit.Must(t, mkfs.GrowOffline(t.Context(), path, mkfs.Ext4))
+			testkit.Must(t, grow(t, mkfs.Tools{}, path))
 			grown := probe(t, path).Size
-			if err := noTools.GrowOffline(t.Context(), path, mkfs.Ext4); err != nil {
+			if err := grow(t, noTools, path); err != nil {
 				t.Errorf("%d groups and %d bytes: it is grown to %d, yet the tools are wanted again: %v", groups, rest, grown, err)
 			}
-			if out, err := exec.CommandContext(t.Context(), "resize2fs", path).CombinedOutput(); err != nil || probe(t, path).Size != grown {
-				t.Errorf("%d groups and %d bytes: resize2fs goes on from %d to %d: %v %s", groups, rest, grown, probe(t, path).Size, err, out)
-			}
 		}
 	}
 }
 
-func TestGrowOfflineLeavesOthersAlone(t *testing.T) {
-	for _, fs := range []mkfs.Type{mkfs.XFS, mkfs.Btrfs} {
-		path := mkfstest.File(t, t.TempDir(), "volume", mkfs.MinSize(fs))
-		mkfstest.Make(t, path, fs)
-		truncate(t, path, 400*mib)
-		before := probe(t, path)
-		if err := mkfs.GrowOffline(t.Context(), path, fs); err != nil || probe(t, path) != before {
-			t.Errorf("%s: %v, now %+v, want no change", fs, err, probe(t, path))
+// Whatever a tool does on its copy, the volume keeps each byte.
+func TestFailedToolsChangeNothing(t *testing.T) {
+	path, data := ext4With(t, t.TempDir(), 64*mib)
+	truncate(t, path, 256*mib)
+	grown := []byte{}
+	for tool, script := range map[string]string{
+		"resize2fs": `dd if=/dev/urandom of="$2" bs=4096 count=9 conv=notrunc 2>/dev/null; echo Illegal block; exit 1`,
+		"e2image":   `echo No space left on device; exit 1`,
+		"e2fsck":    `case "$*" in *scratch*) echo it is broken; exit 4;; esac; exec /usr/sbin/e2fsck "$@"`,
+	} {
+		testkit.Must(t, exec.CommandContext(t.Context(), "e2fsck", "-f", "-p", path).Run())
+		before := readAt(t, path, 0, 64*mib)
+		testkit.WantError(t, tool+" fails", grow(t, fake(t, tool, script), path), mkfs.ErrNotGrown, tool)
+		if after := readAt(t, path, 0, 64*mib); string(before[:1024]) != string(after[:1024]) || string(before[4096:]) != string(after[4096:]) {
+			t.Errorf("after %s failed, the volume has changed", tool) // e2fsck -f -p writes its time to the superblock
 		}
+		checkGrown(t, path, 64*mib, data)
+		grown = data
 	}
-	testkit.WantError(t, "of an unknown type", mkfs.GrowOffline(t.Context(), "/nowhere", "vfat"), errs.Invalid)
+	testkit.Must(t, grow(t, mkfs.Tools{}, path))
+	checkGrown(t, path, 256*mib, grown)
 }
 
-// After a power loss the superblock is torn, and our marker exists.
-func TestInterruptedResizeIsRepaired(t *testing.T) {
-	path, data := ext4With(t, t.TempDir())
-	truncate(t, path, 256*mib)
-	const tear = `dd if=/dev/urandom of="$2" bs=1 seek=1150 count=20 conv=notrunc 2>/dev/null; kill -9 $$`
-	if err := fake(t, "resize2fs", tear).GrowOffline(t.Context(), path, mkfs.Ext4); err == nil {
-		t.Fatal("a killed resize2fs is no error")
-	}
-	if err := mkfs.GrowOffline(t.Context(), path, mkfs.Ext4); err != nil {
-		t.Fatalf("after an interrupted resize: %v", err)
-	}
-	checkGrown(t, path, 256*mib, data)
-	if first := readAt(t, path, 0, 1024); strings.Trim(string(first), "\x00") != "" {
-		t.Errorf("the marker is left over: %q", first)
-	}
-}
-
-// The same damage without our marker.
-func TestForeignDamageIsNotRepaired(t *testing.T) {
-	path, _ := ext4With(t, t.TempDir())
-	truncate(t, path, 256*mib)
-	overwrite(t, path, 1150, []byte("torn"))
-	before := readAt(t, path, 0, 64<<10)
-	testkit.WantError(t, "a torn superblock", mkfs.GrowOffline(t.Context(), path, mkfs.Ext4), mkfs.ErrDamaged, "e2fsck -f")
-	if string(readAt(t, path, 0, 64<<10)) != string(before) {
-		t.Error("the damaged file system was written to")
-	}
-}
-
-// e2fsck -p rejects the inode table.
-func TestDamageThatNeedsManualRepair(t *testing.T) {
-	path, _ := ext4With(t, t.TempDir())
-	truncate(t, path, 256*mib)
-	out, err := exec.CommandContext(t.Context(), "debugfs", "-w", "-R", "clri <2>", path).CombinedOutput()
-	if err != nil {
-		t.Fatalf("debugfs: %v %s", err, out)
-	}
-	err = mkfs.GrowOffline(t.Context(), path, mkfs.Ext4)
-	if !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "manually") {
-		t.Errorf("a lost root directory: %v, want Precondition that says what to do", err)
-	}
-	if got := probe(t, path).Size; got != 64*mib {
-		t.Errorf("the damaged file system was grown to %d", got)
-	}
-}
-
-// User data before the file system stays.
 func TestBootBlockIsRespected(t *testing.T) {
-	path, data := ext4With(t, t.TempDir())
+	path, data := ext4With(t, t.TempDir(), 64*mib)
 	overwrite(t, path, 100, []byte("a boot loader"))
 	truncate(t, path, 256*mib)
-	testkit.Must(t, mkfs.GrowOffline(t.Context(), path, mkfs.Ext4))
+	testkit.Must(t, grow(t, mkfs.Tools{}, path))
 	checkGrown(t, path, 256*mib, data)
 	if got := string(readAt(t, path, 100, 13)); got != "a boot loader" {
 		t.Errorf("the boot block holds %q", got)
 	}
 }
 
-// Another resize is refused even if the caller of the first is gone.
-func TestResizeGoesOnAndHoldsItsLock(t *testing.T) {
-	path, data := ext4With(t, t.TempDir())
+// A release before left its marker after a failed resize2fs, and would run
+// e2fsck -y now, which moves the file to lost+found.
+func TestMarkerOfAReleaseBeforeRepairsNothing(t *testing.T) {
+	path := mkfstest.File(t, t.TempDir(), "volume", 64*mib)
+	oldExt4(t, path)
+	fill(t, path, 64*mib)
+	truncate(t, path, 100<<30)
+	if exec.CommandContext(t.Context(), "resize2fs", "-f", path).Run() == nil {
+		t.Skip("this resize2fs does not fail")
+	}
+	overwrite(t, path, 0, []byte("cleat: resize2fs began here\n"))
+	before := readAt(t, path, 4096, 64*mib-4096)
+	testkit.WantError(t, "a file system that resize2fs has damaged", grow(t, mkfs.Tools{}, path), nil, "copy")
+	if string(readAt(t, path, 4096, 64*mib-4096)) != string(before) {
+		t.Error("the damaged file system was written to")
+	}
+}
+
+func TestForeignDamageIsNotRepaired(t *testing.T) {
+	path, _ := ext4With(t, t.TempDir(), 64*mib)
 	truncate(t, path, 256*mib)
+	overwrite(t, path, 1150, []byte("torn"))
+	before := readAt(t, path, 0, 64<<10)
+	testkit.WantError(t, "a torn superblock", grow(t, mkfs.Tools{}, path), mkfs.ErrDamaged, "e2fsck -f")
+	if string(readAt(t, path, 0, 64<<10)) != string(before) {
+		t.Error("the damaged file system was written to")
+	}
+}
+
+// debugfs sets the state that the kernel records after an error.
+func markErrors(t *testing.T, path string, commands ...string) {
+	t.Helper()
+	for _, c := range append(commands, "set_super_value state 3") {
+		run(t, "debugfs", "-w", "-R", c, path)
+	}
+}
+
+func needsCheck(t *testing.T, path string) bool {
+	t.Helper()
+	return testkit.Value(mkfs.NeedsCheck(bytes.NewReader(readAt(t, path, 0, 128<<10))))(t)
+}
+
+func TestMarkedErrorsAreRepairedOrRefused(t *testing.T) {
+	path, data := ext4With(t, t.TempDir(), 64*mib)
+	markErrors(t, path, "set_super_value free_blocks_count 7")
+	testkit.Must(t, grow(t, mkfs.Tools{}, path))
+	checkGrown(t, path, 64*mib, data)
+	if needsCheck(t, path) {
+		t.Error("the file system is still marked as damaged")
+	}
+	// e2fsck -p does not make a new root directory.
+	markErrors(t, path, "clri <2>")
+	err := grow(t, mkfs.Tools{}, path)
+	testkit.WantError(t, "a lost root directory", err, errs.Precondition, "manually", "copy")
+	if !needsCheck(t, path) {
+		t.Error("the mark was removed")
+	}
+}
+
+// The check continues without its caller, and another is refused meanwhile.
+func TestCheckGoesOnAndHoldsItsLock(t *testing.T) {
+	path, data := ext4With(t, t.TempDir(), 64*mib)
+	markErrors(t, path)
 	fifo := filepath.Join(t.TempDir(), "go")
 	testkit.Must(t, mkfifo(fifo))
-	tools := fake(t, "resize2fs", `echo > `+fifo+`; read x < `+fifo+`; exec /usr/sbin/resize2fs "$@"`)
+	tools := fake(t, "e2fsck", `echo > `+fifo+`; read x < `+fifo+`; echo noise; /usr/sbin/e2fsck "$@"; echo > `+fifo)
 	done := make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
-	go func() { done <- tools.GrowOffline(ctx, path, mkfs.Ext4) }()
+	go func() { done <- tools.CheckAndGrow(ctx, mkfs.GrowRequest{Device: path, Scratch: path + ".scratch"}) }()
 	testkit.Value(os.ReadFile(fifo))(t) // it runs
 	cancel()
-	testkit.WantError(t, "a second resize beside a running one", mkfs.GrowOffline(t.Context(), path, mkfs.Ext4), errs.Busy)
+	testkit.WantError(t, "the cancelled call", <-done, errs.Busy, "continues")
+	testkit.WantError(t, "a second check beside a running one", grow(t, mkfs.Tools{}, path), errs.Busy)
+	if runs, _ := mkfs.IsLockedByTool(path); !runs {
+		t.Error("the running check is not seen")
+	}
 	testkit.Must(t, os.WriteFile(fifo, []byte("\n"), 0))
-	testkit.Must(t, <-done)
-	checkGrown(t, path, 256*mib, data)
-}
-
-// resize2fs is killed at many times, with one group and with several.
-func TestKilledResizesAreRepaired(t *testing.T) {
-	pool := mkfstest.Pool(t, 1024*mib)
-	path, data := ext4With(t, pool)
-	needed, step := 0, 4 // of 0.3 ms
-	if soak.Enabled {
-		step = 1
-	}
-	for i := 0; i < 40; i += step {
-		copied := filepath.Join(pool, "copy")
-		mkfstest.Reflink(t, path, copied)
-		truncate(t, copied, 10<<30)
-		delay := strconv.FormatFloat(float64(i)*0.0003, 'f', 5, 64)
-		script := `/usr/sbin/resize2fs "$@" & sleep ` + delay + `; kill -9 $!; wait $!; exit $?`
-		if fake(t, "resize2fs", script).GrowOffline(t.Context(), copied, mkfs.Ext4) != nil {
-			needed++
-		}
-		if err := mkfs.GrowOffline(t.Context(), copied, mkfs.Ext4); err != nil {
-			t.Fatalf("after a kill at %s s: %v", delay, err)
-		}
-		checkGrown(t, copied, 10<<30, data)
-		testkit.Must(t, os.Remove(copied))
-	}
-	t.Logf("%d of %d kills hit a running resize2fs", needed, 40/step)
-	if needed == 0 {
-		t.Error("no kill hit a running resize2fs")
-	}
-}
-
-// Before resize2fs writes the superblock it flushes everything else once (seen
-// with strace, release 1.47), so a power loss leaves the old superblock and any
-// part of the rest.
-func TestResizesInterruptedByPowerLossAreRepaired(t *testing.T) {
-	pool := mkfstest.Pool(t, 1024*mib)
-	path, data := ext4With(t, pool)
-	random := rand.New(rand.NewPCG(1, 1))
-	for _, size := range []int64{80 * mib, 256 * mib, 10 << 30} {
-		before, after := filepath.Join(pool, "before"), filepath.Join(pool, "after")
-		mkfstest.Reflink(t, path, after)
-		truncate(t, after, size)
-		script := `cp --reflink=always "$2" ` + before + ` && exec /usr/sbin/resize2fs "$@"`
-		testkit.Must(t, fake(t, "resize2fs", script).GrowOffline(t.Context(), after, mkfs.Ext4))
-		for range map[bool]int{true: 8, false: 3}[soak.Enabled] {
-			interrupted := filepath.Join(pool, "interrupted")
-			mkfstest.Reflink(t, before, interrupted)
-			survive(t, random, before, after, interrupted)
-			if err := mkfs.GrowOffline(t.Context(), interrupted, mkfs.Ext4); err != nil {
-				t.Errorf("grown to %d MiB: %v", size/mib, err)
-			} else {
-				checkGrown(t, interrupted, size, data)
-			}
-			testkit.Must(t, os.Remove(interrupted))
-		}
-		for _, done := range []string{before, after} {
-			testkit.Must(t, os.Remove(done))
-		}
-	}
-}
-
-// survive copies random changed blocks, except the first, with marker and
-// superblock.
-func survive(t *testing.T, random *rand.Rand, before, after, into string) {
-	t.Helper()
-	var files []*os.File
-	for _, name := range []string{before, after, into} {
-		f := testkit.Value(os.OpenFile(name, os.O_RDWR, 0))(t)
-		defer f.Close()
-		files = append(files, f)
-	}
-	const block = 4096
-	through := random.Float64()
-	old, young := make([]byte, block), make([]byte, block)
-	for at := int64(0); ; {
-		next, err := unix.Seek(int(files[1].Fd()), at, unix.SEEK_DATA)
-		if err == unix.ENXIO {
-			return
-		}
-		testkit.Must(t, err)
-		at = max(next/block*block, block)
-		for b, f := range map[*[]byte]*os.File{&old: files[0], &young: files[1]} {
-			if _, err := f.ReadAt(*b, at); err != nil && err != io.EOF {
-				t.Fatal(err)
-			}
-		}
-		if !bytes.Equal(old, young) && random.Float64() < through {
-			testkit.Value(files[2].WriteAt(young, at))(t)
-		}
-		at += block
-	}
+	testkit.Value(os.ReadFile(fifo))(t) // it has ended
+	testkit.EventuallyNil(t, "the check has ended", func() error { return grow(t, mkfs.Tools{}, path) })
+	checkGrown(t, path, 64*mib, data)
 }

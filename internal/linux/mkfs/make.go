@@ -55,7 +55,9 @@ func (t Tools) Make(ctx context.Context, r Request) error {
 	if err := checkBlank(ctx, f, size); err != nil {
 		return err
 	}
-	commands := map[Type]func(context.Context, Request) (command, error){Ext4: t.ext4, XFS: t.xfs, Btrfs: t.btrfs}
+	commands := map[Type]func(context.Context, Request) (command, error){XFS: t.xfs, Btrfs: t.btrfs, Ext4: func(ctx context.Context, r Request) (command, error) {
+		return t.ext4(ctx, r, size)
+	}}
 	cmd, err := commands[r.Type](ctx, r)
 	if err != nil {
 		return err

@@ -248,7 +248,7 @@ func checkFile(t *testing.T, dir, name string, want []byte) {
 func TestIsFull(t *testing.T) {
 	const group = 80 * mib // a fourth of the XFS below
 	for fs, sizes := range map[mkfs.Type]map[int64]bool{
-		mkfs.Ext4:  {320 * mib: true, 320*mib + 4095: true, 320*mib + 4096: false, 100 * mib: true, 1 << 40: false},
+		mkfs.Ext4:  {320 * mib: true, 321 * mib: true, 321*mib + 4096: false, 100 * mib: true, 1 << 40: false},
 		mkfs.XFS:   {320 * mib: true, 320*mib + 4095: true, 320*mib + 63*4096: true, 320*mib + 64*4096: false, 320*mib + group: false},
 		mkfs.Btrfs: {320 * mib: true, 320*mib + 4095: true, 320*mib + 4096: false, 1 << 40: false},
 	} {

@@ -40,6 +40,9 @@ func Probe(r io.ReaderAt) (Info, error) {
 	if bytes.HasPrefix(head, []byte(formatMarker)) { // a superblock after it is not complete
 		return Info{Foreign: "a file system that is not complete"}, nil
 	}
+	if bytes.HasPrefix(head, []byte(growMarker)) {
+		return Info{}, damaged(Ext4, "its growth was interrupted; a stage of the volume for writing undoes that")
+	}
 	var damage error
 	for _, parse := range []func([]byte) (Info, bool, error){parseXFS, parseBtrfs, parseExt} {
 		info, found, err := parse(head)

@@ -12,15 +12,19 @@ const (
 	extSuperSize   = 1024
 	extMagic       = 0xef53
 
-	extHasJournal = 0x4    // compat
-	extExtents    = 0x40   // incompat
-	ext64Bit      = 0x80   // incompat
-	extFlexGroups = 0x200  // incompat
-	extChecksums  = 0x400  // ro_compat
-	extJournalDev = 0x8    // incompat
-	extSparse     = 0x1    // ro_compat
-	extMetaGroups = 0x10   // incompat
-	ext4Only      = 0x2778 // ro_compat bits that ext2 and ext3 do not have
+	extHasJournal     = 0x4    // compat
+	extExtents        = 0x40   // incompat
+	ext64Bit          = 0x80   // incompat
+	extFlexGroups     = 0x200  // incompat
+	extChecksums      = 0x400  // ro_compat
+	extJournalDev     = 0x8    // incompat
+	extSparse         = 0x1    // ro_compat
+	extGroupChecksums = 0x10   // ro_compat
+	extSparseSuper2   = 0x200  // compat
+	extMetaGroups     = 0x10   // incompat
+	extValid          = 0x1    // state
+	extErrors         = 0x2    // state
+	ext4Only          = 0x2778 // ro_compat bits that ext2 and ext3 do not have
 )
 
 type extSuper struct {
@@ -31,6 +35,7 @@ type extSuper struct {
 	compat, incompat, roCompat  uint32
 	uuid, label                 string
 	revision                    uint32
+	state                       uint16
 }
 
 func crc32c(p []byte) uint32 { return crc32.Checksum(p, crc32.MakeTable(crc32.Castagnoli)) }
@@ -45,7 +50,7 @@ func readExt(head []byte) (extSuper, bool, error) {
 		blocks: uint64(le.Uint32(b[0x4:])), firstBlock: uint64(le.Uint32(b[0x14:])), blocksPerGroup: uint64(le.Uint32(b[0x20:])),
 		inodesPerGroup: uint64(le.Uint32(b[0x28:])), inodeSize: 128, descriptorSize: 32, reservedGDT: uint64(le.Uint16(b[0xce:])),
 		compat: le.Uint32(b[0x5c:]), incompat: le.Uint32(b[0x60:]), roCompat: le.Uint32(b[0x64:]),
-		uuid: formatUUID(b[0x68:]), label: cString(b[0x78:0x88]), revision: le.Uint32(b[0x4c:]),
+		uuid: formatUUID(b[0x68:]), label: cString(b[0x78:0x88]), revision: le.Uint32(b[0x4c:]), state: le.Uint16(b[0x3a:]),
 	}
 	logSize := le.Uint32(b[0x18:])
 	if logSize > 6 {
@@ -92,11 +97,14 @@ func parseExt(head []byte) (Info, bool, error) {
 	return info, true, nil
 }
 
-// full is also true if the rest would be a last group too small for its
+// extLeastGrowth has space for the log of the growth.
+const extLeastGrowth = mib
+
+// full is also true if the rest is at most extLeastGrowth, or would be a last group too small for its
 // metadata and 50 blocks, which resize2fs and the kernel omit.
 func (s extSuper) full(deviceSize int64) bool {
 	blocks := uint64(deviceSize) / s.blockSize
-	if blocks <= s.blocks {
+	if blocks <= s.blocks+extLeastGrowth/s.blockSize {
 		return true
 	}
 	rest := (blocks - s.firstBlock) % s.blocksPerGroup

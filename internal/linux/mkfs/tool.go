@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,7 +32,7 @@ var ErrNoTool = errors.New("not installed")
 
 func debianPackage(tool string) string {
 	switch tool {
-	case "mkfs.ext4", "e2fsck", "resize2fs":
+	case "mkfs.ext4", "e2fsck", "e2image", "resize2fs":
 		return "e2fsprogs"
 	case "mkfs.xfs":
 		return "xfsprogs"
@@ -63,7 +64,7 @@ func (t Tools) find(tool string) (string, error) {
 type command struct {
 	tool string
 	args []string
-	// The tool continues if this process dies.
+	// The tool continues if the context ends or this process dies.
 	outlive bool
 	// hold is inherited by the tool: a lock on it lasts as long as the tool.
 	hold *os.File
@@ -84,36 +85,73 @@ func (t Tools) run(ctx context.Context, c command) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	var output clipped
 	cmd := exec.CommandContext(ctx, program, c.args...)
-	cmd.Dir = "/"
-	cmd.Env = []string{"PATH=" + t.path(), "LC_ALL=C"}
-	cmd.Stdout, cmd.Stderr = &output, &output
-	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
-	if !c.outlive {
-		cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
-		// The kernel sends the signal when the thread that started the tool
-		// exits: keep it.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
+	if c.outlive {
+		cmd = exec.CommandContext(context.WithoutCancel(ctx), program, c.args...)
 	}
+	cmd.Dir = "/"
+	// resize2fs leaves new inode tables to the kernel, also where the module of
+	// ext4 is not loaded.
+	cmd.Env = []string{"PATH=" + t.path(), "LC_ALL=C", "RESIZE2FS_FORCE_LAZY_ITABLE_INIT=1"}
+	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
 	if c.hold != nil {
 		cmd.ExtraFiles = []*os.File{c.hold}
 	}
+	if c.outlive {
+		return leave(ctx, cmd, c.tool)
+	}
+	var output clipped
+	cmd.Stdout, cmd.Stderr = &output, &output
+	cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
+	// The kernel sends the signal when the thread that started the tool exits:
+	// keep it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	cmd.WaitDelay = 5 * time.Second
 	err = cmd.Run()
-	res := result{output: output.String()}
+	if ctx.Err() != nil {
+		return result{output: output.String()}, fmt.Errorf("%s was stopped: %w", c.tool, ctx.Err())
+	}
+	return finished(c.tool, err, output.String())
+}
+
+func finished(tool string, err error, output string) (result, error) {
+	res := result{output: output}
 	var exit *exec.ExitError
 	switch {
-	case ctx.Err() != nil:
-		return res, fmt.Errorf("%s was stopped: %w", c.tool, ctx.Err())
 	case errors.As(err, &exit) && exit.Exited():
 		res.code = exit.ExitCode()
 	case err != nil:
-		return res, fmt.Errorf("%s did not exit normally: %w%s", c.tool, err, quoteOutput(res.output))
+		return res, fmt.Errorf("%s did not exit normally: %w%s", tool, err, quoteOutput(output))
 	}
 	return res, nil
+}
+
+// leave runs a tool that continues when the context ends. Its output goes to
+// memory that it shares: a pipe without a reader would kill it.
+func leave(ctx context.Context, cmd *exec.Cmd, tool string) (result, error) {
+	fd, err := unix.MemfdCreate(tool, unix.MFD_CLOEXEC)
+	if err != nil {
+		return result{}, fmt.Errorf("memory for the output of %s: %w", tool, err)
+	}
+	memory := os.NewFile(uintptr(fd), tool)
+	defer memory.Close()
+	cmd.Stdout, cmd.Stderr = memory, memory
+	if err := cmd.Start(); err != nil {
+		return result{}, fmt.Errorf("start %s: %w", tool, err)
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	select {
+	case <-ctx.Done():
+		return result{}, errs.Errorf(errs.Busy, "%s has not ended within the time of the call and continues (process %d); try again: %v", tool, cmd.Process.Pid, ctx.Err())
+	case err = <-exited:
+	}
+	var output clipped
+	_, _ = memory.Seek(0, io.SeekStart) // memory
+	_, _ = io.Copy(&output, memory)
+	return finished(tool, err, output.String())
 }
 
 type clipped struct {

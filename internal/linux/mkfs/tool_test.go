@@ -47,7 +47,7 @@ func TestMissingToolsAreNamed(t *testing.T) {
 	path := mkfstest.File(t, t.TempDir(), "volume", 16*mib)
 	mkfstest.Make(t, path, mkfs.Ext4)
 	testkit.Must(t, os.Truncate(path, 64*mib))
-	err := none.GrowOffline(t.Context(), path, mkfs.Ext4)
+	err := grow(t, none, path)
 	if !errors.Is(err, mkfs.ErrNoTool) || !strings.Contains(err.Error(), "e2fsck") {
 		t.Errorf("growing without tools: %v, want ErrNoTool that names e2fsck", err)
 	}
@@ -148,7 +148,7 @@ echo "$@"; exit 1`,
 		},
 		mkfs.Ext4: {
 			`[ "$1" = -V ] && { echo "mke2fs 1.46.2 (28-Feb-2021)" >&2; exit 0; }; echo "$@"; exit 1`,
-			[]string{"-O none,", "-E nodiscard --"}, []string{"prezeroed", "orphan_file"},
+			[]string{"-O none,", "-E nodiscard,resize=268435456 --"}, []string{"prezeroed", "orphan_file"},
 		},
 	} {
 		path := mkfstest.File(t, t.TempDir(), "volume", 310*mib)

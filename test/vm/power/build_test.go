@@ -13,7 +13,7 @@ import (
 
 // tools are the programs that the driver runs and their dependencies.
 func tools() []string {
-	return []string{"mkfs.ext4", "e2fsck", "resize2fs", "mkfs.xfs", "xfs_repair", "mkfs.btrfs", "umount"}
+	return []string{"mkfs.ext4", "e2fsck", "e2image", "resize2fs", "mkfs.xfs", "xfs_repair", "mkfs.btrfs", "umount"}
 }
 
 // format creates a file system in a sparse file on the host; in the guest it
