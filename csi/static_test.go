@@ -112,11 +112,11 @@ func TestContextOfStaticVolumes(t *testing.T) {
 	r.code(err, codes.InvalidArgument, "volumeAttributes")
 	s.VolumeContext = context
 	_, err = r.NodeStageVolume(t.Context(), s)
-	r.code(err, codes.FailedPrecondition, "no file system")
+	r.code(err, codes.FailedPrecondition, "no superblock of a file system")
 	readers := withAccess(mountCap(), spec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)
 	s.VolumeContext[access.KeyFormat], s.VolumeCapability = "ext4", readers
 	_, err = r.NodeStageVolume(t.Context(), s)
-	r.code(err, codes.FailedPrecondition, "no file system")
+	r.code(err, codes.FailedPrecondition, "no superblock of a file system")
 	s.VolumeCapability = mountCap()
 	for range 2 {
 		testkit.Value(r.NodeStageVolume(t.Context(), s))(t)

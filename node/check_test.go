@@ -1,9 +1,11 @@
 package node_test
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/cleatproject/cleat/errs"
@@ -82,4 +84,36 @@ func TestStageChecksAMarkedExt4(t *testing.T) {
 	n.run("debugfs", "-w", "-R", "set_super_value state 3", n.file("v"))
 	n.refused(n.Stage(t.Context(), s), errs.Precondition, "manually", "copy")
 	n.nothingStaged(s)
+}
+
+// A volume without a superblock was not necessarily created as block.
+func TestZeroedSuperblocksAreDamage(t *testing.T) {
+	for _, fs := range mkfs.Types() {
+		n := newNode(t)
+		s := n.staging("v", fs)
+		large := s
+		large.Volume, large.Locator = "large", n.volume("large", "")
+		large.Staging = n.path("staging-large", true)
+		testkit.Must(t, os.Truncate(n.file("large"), 600<<20), mkfs.Make(t.Context(), mkfs.Request{Path: n.file("large"), Type: fs}))
+		format := large
+		format.Format = true
+		for _, id := range []volume.ID{"v", "large"} {
+			f := testkit.Value(os.OpenFile(n.file(id), os.O_RDWR, 0))(t)
+			testkit.Value(f.WriteAt(make([]byte, 128<<10), 0))(t)
+			testkit.Must(t, f.Close())
+		}
+		n.refused(n.Stage(t.Context(), large), errs.Precondition, "damaged", "a copy of it is at byte", string(fs))
+		n.refused(n.Stage(t.Context(), format), errs.Precondition, "damaged", "a copy of it is at byte", string(fs))
+		if fs == mkfs.Ext4 { // too small for a copy
+			n.refused(n.Stage(t.Context(), s), errs.Precondition, "created as block", "damaged")
+			testkit.Must(t, n.Close())
+			n.config.FSType = func(context.Context, volume.ID) (string, error) { return string(fs), nil }
+			n.start()
+			err := n.Stage(t.Context(), s)
+			n.refused(err, errs.Precondition, "damaged", "created", "copy the volume")
+			if strings.Contains(err.Error(), "as block") {
+				t.Errorf("%v contradicts the record", err)
+			}
+		}
+	}
 }

@@ -150,7 +150,7 @@ func (g filesystem) check(info mkfs.Info) error {
 	case info.Type == "" && info.Foreign != "":
 		return errs.Errorf(errs.Precondition, "the volume contains %s, which is not a file system that this driver supports", info.Foreign)
 	case info.Type == "":
-		return errs.Errorf(errs.Precondition, "the volume has no file system: it was created as block (use access type block), or was never staged in a mode in which a node can write")
+		return errNoFilesystem
 	case wanted != "" && wanted != string(info.Type):
 		return errs.Errorf(errs.Precondition, "the volume has file system %s, the request asks for fs_type %s", info.Type, wanted)
 	}

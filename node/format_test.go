@@ -59,10 +59,10 @@ func TestNoOtherStageFormats(t *testing.T) {
 	n := newNode(t)
 	raw := n.blank("raw", mkfs.Ext4)
 	raw.Format = false
-	n.refused(n.Stage(t.Context(), raw), errs.Precondition, "no file system")
+	n.refused(n.Stage(t.Context(), raw), errs.Precondition, "no superblock of a file system")
 	read := raw
 	read.Format, read.Capability.Mode = true, volume.MultiNodeReaderOnly
-	n.refused(n.Stage(t.Context(), read), errs.Precondition, "no file system", "never staged")
+	n.refused(n.Stage(t.Context(), read), errs.Precondition, "no superblock of a file system", "never staged")
 	block := n.blank("block", mkfs.Ext4)
 	block.Capability.Block, block.Capability.FSType = true, ""
 	n.up(block)

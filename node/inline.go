@@ -127,7 +127,7 @@ func (m *Manager) mountInline(ctx context.Context, s source, r PublishRequest, r
 	fs := filesystem{attachment: attachment, path: r.Target, capability: r.Capability, readOnly: rec.ReadOnly, scratch: m.growScratch(r.Volume), log: m.log.With("volume", r.Volume)}
 	notGrown, err := fs.mount(ctx)
 	if err != nil {
-		return explain(s.attacher, err)
+		return explain(s.attacher, m.explainMissing(ctx, rec.Inline.Volume, attachment, err))
 	}
 	if notGrown != nil {
 		m.log.WarnContext(ctx, "file system was not grown, mounted with its old size", "volume", r.Volume, "err", notGrown)

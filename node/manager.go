@@ -42,6 +42,9 @@ type Config struct {
 	Health    volume.Health
 	// Finds the locator for a request without one.
 	Locate func(ctx context.Context, id volume.ID) (access.Access, error)
+	// FSType returns the file system with which a volume was created. Empty: it
+	// was created without, or a node creates it.
+	FSType func(ctx context.Context, id volume.ID) (string, error)
 	Logger *slog.Logger
 	// This boot; default: the kernel's boot ID.
 	Boot string

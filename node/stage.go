@@ -244,7 +244,7 @@ func (m *Manager) stage(ctx context.Context, r StageRequest, rec stageRecord, co
 	}
 	notGrown, err := fs.mount(ctx)
 	if err != nil {
-		return explain(s.attacher, err)
+		return explain(s.attacher, m.explainMissing(ctx, r.Volume, attachment, err))
 	}
 	if notGrown == nil {
 		return nil

@@ -198,6 +198,12 @@ func (d *csiServer) openNode(ctx context.Context) error {
 			v, err := engine.Get(ctx, id)
 			return v.Locator, err
 		}
+		if !d.backend.FormatOnNode {
+			c.FSType = func(ctx context.Context, id volume.ID) (string, error) {
+				v, err := engine.Get(ctx, id)
+				return v.FSType, err
+			}
+		}
 		if !d.backend.MultiNode {
 			c.Inline = engine
 		}

@@ -2,6 +2,7 @@ package mkfs
 
 import (
 	"context"
+	"io"
 	"os"
 	"slices"
 )
@@ -79,4 +80,32 @@ func superblocks(size int64) []int64 {
 		all = append(all, i*largestGroup, i*(largestGroup-blockSize))
 	}
 	return all
+}
+
+// FindCopy returns the type and place of a copy of a superblock other than the
+// first, or an empty type.
+func FindCopy(ctx context.Context, r io.ReaderAt, size int64) (Type, int64, error) {
+	for _, at := range superblocks(size) {
+		if err := ctx.Err(); err != nil {
+			return "", 0, err
+		}
+		if at < headBlock || at > size-headBlock || at == btrfsSuperOffset {
+			continue
+		}
+		b := make([]byte, headBlock)
+		if err := readPage(r, b, at); err != nil {
+			return "", 0, err
+		}
+		head := make([]byte, extSuperOffset, extSuperOffset+headBlock) // ext4 has its copies at the start of a block
+		if _, found, err := readExt(append(head, b...)); found && err == nil {
+			return Ext4, at, nil
+		}
+		if _, found, err := parseXFS(b); found && err == nil {
+			return XFS, at, nil
+		}
+		if isBtrfs(b) && checkBtrfs(b, at) == nil {
+			return Btrfs, at, nil
+		}
+	}
+	return "", 0, nil
 }
