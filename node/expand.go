@@ -45,7 +45,11 @@ func (m *Manager) Expand(ctx context.Context, r ExpandRequest) (int64, error) {
 	if p.block || p.info.Device.IsDirectory() {
 		return size, nil
 	}
-	return size, explain(p.attacher, growFilesystem(ctx, p, size))
+	err = growFilesystem(ctx, p, size)
+	if err == nil {
+		m.warnGroups(ctx, r.Volume, p.info.Device, size)
+	}
+	return size, explain(p.attacher, err)
 }
 
 func (m *Manager) growVolume(ctx context.Context, r ExpandRequest, p inUse) error {

@@ -264,6 +264,20 @@ func (g filesystem) growTree(ctx context.Context, path string, t mkfs.Type, notG
 	return errors.Join(notGrown, err), nil
 }
 
+// manyGroups of XFS are what 40 times the first size has.
+const manyGroups = 160
+
+// warnGroups never refuses: the file system works.
+func (m *Manager) warnGroups(ctx context.Context, id volume.ID, d Device, size int64) {
+	head, err := readHead(d.Path)
+	if err != nil {
+		return // the file system is mounted, and the next reader reports it
+	}
+	if n, err := mkfs.AllocationGroups(head, size); err == nil && n >= manyGroups {
+		m.log.WarnContext(ctx, "XFS has grown to many allocation groups, copy its data to a new volume", "volume", id, "groups", n)
+	}
+}
+
 func growMounted(ctx context.Context, path string, t mkfs.Type, d Device, size int64) error {
 	full, err := isFull(d, size)
 	if err != nil || full {

@@ -246,6 +246,9 @@ func (m *Manager) stage(ctx context.Context, r StageRequest, rec stageRecord, co
 	if err != nil {
 		return explain(s.attacher, m.explainMissing(ctx, r.Volume, attachment, err))
 	}
+	if !rec.ReadOnly {
+		m.warnGroups(ctx, r.Volume, attachment.Device, attachment.Size)
+	}
 	if notGrown == nil {
 		return nil
 	}

@@ -1,7 +1,9 @@
 package node_test
 
 import (
+	"bytes"
 	"io/fs"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -310,6 +312,22 @@ func TestExpandInUse(t *testing.T) {
 			n.refused(err, errs.Invalid, "block device")
 			n.down(s, p)
 		})
+	}
+}
+
+// A growth by a large factor is never refused.
+func TestManyGroupsOfXFSAreReported(t *testing.T) {
+	var log bytes.Buffer
+	n := newNode(t, func(n *testNode) { n.config.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	s := n.staging("v", mkfs.XFS)
+	for _, times := range []int64{2, 41} {
+		log.Reset()
+		testkit.Must(t, os.Truncate(n.file("v"), times*size[mkfs.XFS]))
+		n.stage(s)
+		n.unstage(s)
+		if got := strings.Contains(log.String(), "allocation groups"); got != (times > 40) {
+			t.Errorf("%d times the size: warned %t\n%s", times, got, &log)
+		}
 	}
 }
 

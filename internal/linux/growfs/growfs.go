@@ -16,7 +16,7 @@ import (
 )
 
 // ErrNeedsSysResource: growing a mounted ext4 needs CAP_SYS_RESOURCE.
-// mkfs.GrowOffline does not, so the volume grows when it is staged again.
+// mkfs.CheckAndGrow does not, so the volume grows when it is staged again.
 var ErrNeedsSysResource = errors.New("growing a mounted ext4 needs CAP_SYS_RESOURCE")
 
 // Grow grows a mounted file system to the current size of its device, and

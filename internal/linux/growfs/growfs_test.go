@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -43,9 +44,8 @@ func TestGrowXFSAndBtrfs(t *testing.T) {
 		t.Run(string(fs), func(t *testing.T) {
 			v := mkfstest.New(t, fs, 320*mib)
 			check := write(t, v)
-			// The second to last step leaves XFS a rest that is too small for a
-			// group.
-			for _, size := range []int64{320 * mib, 321*mib + 8192, 400 * mib, 400*mib + 4096, 2 << 30} {
+			const last = 20 << 30 // hundreds of groups of XFS; 400 MiB + 4096 leaves a rest that is too small for a group
+			for _, size := range []int64{320 * mib, 321*mib + 8192, 400 * mib, 400*mib + 4096, 2 << 30, last} {
 				enlarge(t, v, size)
 				for range 2 {
 					got, err := growfs.Grow(t.Context(), v.Dir, fs)
@@ -59,8 +59,12 @@ func TestGrowXFSAndBtrfs(t *testing.T) {
 			}
 			check()
 			v.Unmount(t)
+			checker := map[mkfs.Type][]string{mkfs.XFS: {"xfs_repair", "-n", "-f"}, mkfs.Btrfs: {"btrfs", "check", "--readonly"}}[fs]
+			if out, err := exec.CommandContext(t.Context(), checker[0], append(checker[1:], v.File)...).CombinedOutput(); err != nil {
+				t.Errorf("%v: %v\n%s", checker, err, out)
+			}
 			again := mkfstest.Mount(t, v.File, fs)
-			if got, err := growfs.Grow(t.Context(), again.Dir, fs); err != nil || got != 2<<30 {
+			if got, err := growfs.Grow(t.Context(), again.Dir, fs); err != nil || got != last {
 				t.Errorf("after a new mount it has %d bytes, %v", got, err)
 			}
 		})
@@ -106,7 +110,7 @@ func TestGrowExt4WithoutTheCapability(t *testing.T) {
 		t.Errorf("without CAP_SYS_RESOURCE: %v, want ErrNeedsSysResource that says when it grows", err)
 	}
 	v.Unmount(t)
-	testkit.Must(t, mkfs.GrowOffline(t.Context(), v.File, mkfs.Ext4))
+	testkit.Must(t, mkfs.CheckAndGrow(t.Context(), mkfs.GrowRequest{Device: v.File, Scratch: v.File + ".scratch"}))
 	again := mkfstest.Mount(t, v.File, mkfs.Ext4)
 	if got, err := growfs.Grow(t.Context(), again.Dir, mkfs.Ext4); err != nil || got != 256*mib {
 		t.Errorf("at the next stage it has %d bytes, %v; want 256 MiB", got, err)

@@ -3,6 +3,8 @@ package mkfs
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
+	"io"
 	"math/bits"
 	"slices"
 )
@@ -11,6 +13,21 @@ const (
 	xfsMagic     = "XFSB"
 	xfsCRCOffset = 224
 )
+
+// AllocationGroups returns how many an XFS has once it fills its device, and 0
+// for others. A growth adds groups of the first size, and many slow the file
+// system down.
+func AllocationGroups(r io.ReaderAt, deviceSize int64) (uint64, error) {
+	head := make([]byte, reach)
+	if n, err := r.ReadAt(head, 0); n < len(head) {
+		return 0, fmt.Errorf("read the superblock: %w", err)
+	}
+	if _, found, err := parseXFS(head); !found || err != nil {
+		return 0, err
+	}
+	perGroup := uint64(binary.BigEndian.Uint32(head[84:]))
+	return (xfsTarget(head, deviceSize) + perGroup - 1) / perGroup, nil
+}
 
 // parseXFS parses the XFS superblock, which is big-endian and at offset 0.
 // Since version 5 it has a checksum of its sector.
