@@ -126,14 +126,14 @@ func (g *growth) apply(dev growDevice) error {
 	if err := writeBoot(dev, marker); err != nil {
 		return err
 	}
-	crashpoint.Hit("grow.marked")
+	crashpoint.Hit("mount.growth-marked")
 	if err := g.copyPages(dev, g.old); err != nil {
 		return err
 	}
 	if err := dev.Sync(); err != nil {
 		return fmt.Errorf("flush the grown file system: %w", err)
 	}
-	crashpoint.Hit("grow.written")
+	crashpoint.Hit("mount.growth-written")
 	return writeBoot(dev, bootBlock(g.log[extSuperSize+8:]))
 }
 

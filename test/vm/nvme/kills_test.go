@@ -40,6 +40,7 @@ func killCases() []killCase {
 			"mount.grown-offline", "mount.created", "mount.group-given", "mount.shown",
 		}, nil, stage, true},
 		{"xfs", []string{"mount.grown"}, nil, stage, true},
+		{"ext4", []string{"mount.growth-marked", "mount.growth-written"}, calls{grow}, stage, true},
 		{"ext4", []string{"publish.recorded", "publish.target-made", "publish.bound"}, calls{stage}, publish, true},
 		{"ext4", []string{"expand.resized", "expand.filesystem-grown"}, calls{stage, publish, grow}, (*claim).expand, true},
 		{"ext4", []string{"unpublish.unmounted", "unpublish.target-removed", "unpublish.recorded"}, calls{stage, publish}, unpublish, false},
