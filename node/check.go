@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"errors"
-	"os"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
@@ -16,16 +15,16 @@ func (s source) awaitCheck(ctx context.Context) error {
 	if err != nil || info.Device.IsZero() || info.Device.IsDirectory() || info.Presence != Present {
 		return nil // detach reports what it finds
 	}
-	return checkIdle(info.Device.Path)
+	if err := checkIdle(info.Device.Path); errors.Is(err, errs.Busy) {
+		return err
+	}
+	return nil // a device that cannot be written to is not checked
 }
 
 func checkIdle(device string) error {
 	runs, err := mkfs.IsLockedByTool(device)
-	switch {
-	case runs:
+	if runs {
 		return errs.Errorf(errs.Busy, "e2fsck of an earlier call still checks the file system on %s; try again", device)
-	case errors.Is(err, os.ErrNotExist):
-		return nil
 	}
 	return err
 }

@@ -62,7 +62,11 @@ func (t Tools) CheckAndGrow(ctx context.Context, r GrowRequest) error {
 	}
 	full := s.full(size)
 	if !full || s.needsCheck() {
-		if err := t.checkExt4(ctx, f, full); err != nil {
+		err := t.checkExt4(ctx, f, full)
+		if err != nil && errs.KindOf(err) == errs.Internal && !s.needsCheck() { // such as a pool without space
+			err = fmt.Errorf("%w: %w", ErrNotGrown, err)
+		}
+		if err != nil {
 			return err
 		}
 	}
