@@ -213,6 +213,23 @@ func (r remote) Get(ctx context.Context, id volume.ID) (volume.Volume, error) {
 	return v, err
 }
 
+// A node learns with the grant that the image was migrated since the volume
+// context was made.
+func TestPublishMigratedImage(t *testing.T) {
+	made := access.RBD{Ceph: access.Ceph{ClusterID: "c"}, Pool: "p", Image: "i", ImageID: "1"}
+	now := made
+	now.ImageID = "2"
+	rig := newPlugin(t, options{Backend: func(b *volume.Backend) { b.Engine = remote{b.Engine, now} }})
+	id := rig.MustCreate(t, "migrated", blockCap()).GetVolumeId()
+	answer, err := rig.Controller.ControllerPublishVolume(t.Context(), &spec.ControllerPublishVolumeRequest{
+		VolumeId: id, NodeId: nodeID, VolumeContext: access.Encode(made), VolumeCapability: blockCap(),
+	})
+	testkit.Must(t, err)
+	if got := testkit.Value(access.Decode(access.Encode(made), answer.GetPublishContext()))(t); !access.Equal(got, now) {
+		t.Errorf("the node gets %+v, want %+v", got, now)
+	}
+}
+
 // Locators are compared with Equal; == would panic.
 func TestLocatorsWithLists(t *testing.T) {
 	locator := access.NVMe{

@@ -3,6 +3,7 @@ package csi
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -43,12 +44,15 @@ func (s *Controller) ControllerPublishVolume(ctx context.Context, r *spec.Contro
 		return nil, err
 	}
 	g := ledger.Grant{Volume: volume.ID(r.GetVolumeId()), ReadOnly: r.GetReadonly(), Mode: grantMode(capability)}
-	if err := run(ctx, s.operations, r, []string{grantKey(g.Volume)}, func(ctx context.Context) error {
+	now, err := do(ctx, s.operations, r, []string{grantKey(g.Volume)}, func(ctx context.Context) (access.Access, error) {
 		return s.grant(ctx, g, r.GetNodeId(), capability, locator)
-	}); err != nil {
+	})
+	if err != nil {
 		return nil, err
 	}
-	return &spec.ControllerPublishVolumeResponse{PublishContext: s.publishContext(r)}, nil
+	properties := s.publishContext(r)
+	maps.Copy(properties, access.Update(locator, now))
+	return &spec.ControllerPublishVolumeResponse{PublishContext: properties}, nil
 }
 
 // publishContext names no node if the storage keeps other nodes out: a node
@@ -73,47 +77,47 @@ func grantMode(c volume.Capability) string {
 	return c.Mode.CSIName() + "/mount"
 }
 
-// grant records a grant if the node can use the volume in this way. locator is
-// nil when the request has none.
-func (s *Controller) grant(ctx context.Context, g ledger.Grant, nodeID string, c volume.Capability, locator access.Access) error {
+// grant records a grant if the node can use the volume in this way, and returns
+// the volume's locator of today. locator is nil when the request has none.
+func (s *Controller) grant(ctx context.Context, g ledger.Grant, nodeID string, c volume.Capability, locator access.Access) (now access.Access, err error) {
 	v, err := s.backend.Engine.Get(ctx, g.Volume)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if g.Client, err = s.client(nodeID); err != nil {
-		return err
+		return nil, err
 	}
 	g.NameOnly = s.deployment.MultiNode && len(g.Client.Addrs) == 0
 	if locator != nil && !access.SameVolume(locator, v.Locator) {
-		return invalidf("volume_context does not match volume %s", v.ID)
+		return nil, invalidf("volume_context does not match volume %s", v.ID)
 	}
 	if err := checkUsable(v, c); err != nil {
-		return err
+		return nil, err
 	}
 	switch p := v.Progress; {
 	case p.Failed != "":
-		return errs.Errorf(errs.Precondition, "volume %s has only a part of the content of its source: %s; delete it and create it again", v.ID, p.Failed)
+		return nil, errs.Errorf(errs.Precondition, "volume %s has only a part of the content of its source: %s; delete it and create it again", v.ID, p.Failed)
 	case p.Running():
-		return errs.Errorf(errs.Busy, "volume %s is being copied (%d of %d bytes); retry after the copy", v.ID, p.Done, p.Total)
+		return nil, errs.Errorf(errs.Busy, "volume %s is being copied (%d of %d bytes); retry after the copy", v.ID, p.Done, p.Total)
 	}
 	leave, err := s.grants.Enter(ctx, g.Client)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer leave()
 	unlock, err := s.lockNode(ctx, v.ID, g.Client.Node)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer unlock()
 	g.Granted = time.Now()
 	if _, err = s.grants.Grant(ctx, g); err != nil {
-		return err
+		return nil, err
 	}
 	if s.backend.Granter == nil {
-		return nil
+		return v.Locator, nil
 	}
-	return s.backend.Granter.Enforce(ctx, v.ID)
+	return v.Locator, s.backend.Granter.Enforce(ctx, v.ID)
 }
 
 // client returns the node with an id, or NotFound.

@@ -25,6 +25,17 @@ type RBD struct {
 	ImageID string
 }
 
+// Update returns what a publish context adds to the locator of a volume context,
+// as the volume's image was migrated or copied since: now is its locator today.
+func Update(context, now Access) map[string]string {
+	was, ok := context.(RBD)
+	is, ok2 := now.(RBD)
+	if !ok || !ok2 || was.ImageID == "" || is.ImageID == "" || was.ImageID == is.ImageID {
+		return nil
+	}
+	return map[string]string{keyImageID: is.ImageID}
+}
+
 // CephFS is a directory of a Ceph file system.
 type CephFS struct {
 	Ceph
@@ -62,7 +73,7 @@ func rbdDialect() dialect {
 	return dialect{
 		protocol: protocolRBD,
 		keys:     cephKeys(map[string][]string{keyPool: nil, keyNamespace: {"rados_namespace"}, keyImage: {"image"}, keyImageID: nil}),
-		identity: []string{keyCluster, keyPool, keyNamespace, keyImage, keyImageID},
+		identity: []string{keyCluster, keyPool, keyNamespace, keyImage}, // a migration changes the image id
 		build:    buildRBD,
 	}
 }

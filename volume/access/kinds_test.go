@@ -282,6 +282,13 @@ func TestSameVolume(t *testing.T) {
 			t.Errorf("%s: %t, want %t", name, got, c.want)
 		}
 	}
+	// A publish context has the image id after a migration.
+	old := access.RBD{Ceph: access.Ceph{ClusterID: "c"}, Pool: "p", Image: "i", ImageID: "1"}
+	migrated := old
+	migrated.ImageID = "2"
+	if got, err := access.Decode(access.Encode(old), access.Update(old, migrated)); err != nil || !access.Equal(got, migrated) || !access.SameVolume(old, migrated) || access.Update(old, old) != nil {
+		t.Errorf("a migrated image is %+v, %v", got, err)
+	}
 	a, b := access.File{Pool: "p", Name: "a"}, access.File{Pool: "p", Name: "b"}
 	if !access.SameVolume(a, a) || access.SameVolume(a, b) {
 		t.Error("files are compared by pool and name")
