@@ -64,7 +64,7 @@ var crashCases = []struct {
 	work   func(base volume.Volume, s volume.Snapshot) enginetest.Call
 	repeat func(t *testing.T, e *Engine, w enginetest.Call)
 }{
-	{"create", []string{"create.image", "create.released", "create.grown", "create.recorded"}, func(volume.Volume, volume.Snapshot) enginetest.Call {
+	{"create", []string{"create.begun", "create.image", "create.released", "create.grown", "create.recorded"}, func(volume.Volume, volume.Snapshot) enginetest.Call {
 		req := request("new", volume.Source{})
 		return enginetest.Call{Create: &req}
 	}, repeatCreate},
@@ -179,7 +179,7 @@ func wantNoImages(t *testing.T, namespace string) {
 	testkit.EventuallyNil(t, "no object of an image left", func() error {
 		var left []string
 		err := io.ListObjects(func(name string) {
-			if !slices.Contains([]string{"rbd_directory", "rbd_info", "rbd_children", "rbd_trash", "rbd_namespace", controllersObject}, name) {
+			if !slices.Contains([]string{"rbd_directory", "rbd_info", "rbd_children", "rbd_trash", "rbd_namespace", controllersObject, creationsObject}, name) {
 				left = append(left, name)
 			}
 		})

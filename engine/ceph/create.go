@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"github.com/ceph/go-ceph/rbd"
+	"github.com/google/uuid"
 
 	"github.com/cleatproject/cleat/engine/newvolume"
 	"github.com/cleatproject/cleat/errs"
@@ -41,12 +42,23 @@ func (e *Engine) create(p plan) (volume.Volume, error) {
 			return volume.Volume{}, errs.Errorf(errs.Exists, "volume %s already has the name %s, in another pool", id, errs.Quote(p.Name))
 		}
 	}
-	found, err := into.inspect(imageName(hash(p.Name)))
-	if err = ignoreMissing(err); err != nil {
+	begun, err := into.creation(hash(p.Name))
+	if err != nil {
 		return volume.Volume{}, err
 	}
-	if found != nil && found.record != nil {
+	found, err := into.inspect(imageName(hash(p.Name)))
+	switch err = ignoreMissing(err); {
+	case err != nil:
+		return volume.Volume{}, err
+	case found != nil && found.record != nil:
+		if begun != "" {
+			if err := into.endCreation(hash(p.Name)); err != nil {
+				return volume.Volume{}, err
+			}
+		}
 		return e.existing(p, found)
+	case found != nil && !found.isMaking:
+		return volume.Volume{}, fmt.Errorf("%w; this request would use it with: rbd image-meta set %s %s %s", found.noRecord(), found.spec(), keyVolume, quoteWord(encode(p.record(found.id, ""))))
 	}
 	from, err := e.originOf(p.Source)
 	if err != nil {
@@ -59,7 +71,7 @@ func (e *Engine) create(p plan) (volume.Volume, error) {
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	b := &build{Engine: e, plan: p, into: into, name: imageName(hash(p.Name)), from: from, size: size}
+	b := &build{Engine: e, plan: p, into: into, name: imageName(hash(p.Name)), from: from, size: size, uuid: uuid.NewString(), isRepeat: begun != ""}
 	return b.run(found)
 }
 
@@ -77,6 +89,9 @@ type build struct {
 	name string
 	from *origin // nil: no source
 	size int64
+	uuid string // of the creation
+	// isRepeat: an earlier call began the creation, and can have left a part of an image.
+	isRepeat bool
 }
 
 // run replaces the image that an interrupted creation left: a clone can lack
@@ -86,8 +101,12 @@ func (b *build) run(found *image) (volume.Volume, error) {
 		if err := found.retire(); err != nil {
 			return volume.Volume{}, err
 		}
-		b.reaper.add(b.into, found.id)
+		b.reaper.add(b.into, found.identity())
 	}
+	if err := b.into.beginCreation(hash(b.plan.Name), b.uuid); err != nil {
+		return volume.Volume{}, err
+	}
+	crashpoint.Hit("create.begun")
 	if err := b.make(); err != nil {
 		return volume.Volume{}, err
 	}
@@ -100,6 +119,9 @@ func (b *build) run(found *image) (volume.Volume, error) {
 		return volume.Volume{}, err
 	}
 	crashpoint.Hit("create.recorded")
+	if err := b.into.endCreation(hash(b.plan.Name)); err != nil {
+		return volume.Volume{}, err
+	}
 	made, err := b.into.inspect(b.name)
 	if err != nil {
 		return volume.Volume{}, err
@@ -137,6 +159,9 @@ func (b *build) make() error {
 		}
 	}
 	err := b.makeWith(options)
+	if is(err, syscall.EEXIST) && !b.isRepeat {
+		return errs.Errorf(errs.Precondition, "pool %s has a part of an image %s, which this driver did not begin to create; remove or repair it with Ceph's tools (object %s)", b.into.name, b.name, idObject+b.name)
+	}
 	if is(err, syscall.EEXIST) { // a part of an image
 		err = b.into.remove(b.name, "")
 		if err == nil {
@@ -187,7 +212,7 @@ func (b *build) clone(snap string, options *rbd.ImageOptions) error {
 	}
 	err = rbd.CloneImage(source.io, imageName(b.from.hash), snap, b.into.io, b.name, options)
 	if is(err, notFound) {
-		err = rbd.CloneImage(source.io, deletedName(b.from.image), snap, b.into.io, b.name, options)
+		err = rbd.CloneImage(source.io, b.from.deleted, snap, b.into.io, b.name, options)
 	}
 	if is(err, notFound) {
 		return errs.Errorf(errs.NotFound, "%s does not exist any more", b.from)
@@ -220,7 +245,7 @@ func (b *build) finish(i *rbd.Image) error {
 	if err != nil {
 		return err
 	}
-	if r, err := decodeVolume(metadata[keyVolume], id); err != nil || r != nil {
+	if r, err := decodeVolume(metadata[keyVolume], id); err != nil || r != nil && r.Image == id {
 		return err // another controller completed it
 	}
 	if err := grow(i, b.size); err != nil {
@@ -234,7 +259,7 @@ func (b *build) finish(i *rbd.Image) error {
 			}
 		}
 	}
-	return i.SetMetadata(keyVolume, encode(b.plan.record(id)))
+	return i.SetMetadata(keyVolume, encode(b.plan.record(id, b.uuid)))
 }
 
 // grow enlarges an image. Resize2 refuses to shrink it, which Resize would do.
@@ -254,7 +279,7 @@ func (e *Engine) originOf(s volume.Source) (*origin, error) {
 		}
 		return &origin{
 			Origin: newvolume.Origin{Description: "volume " + string(s.Volume), Size: i.size, Content: i.record.Content, FSType: i.record.FSType},
-			pool:   i.pool.id, hash: hash(i.record.Name), image: i.id,
+			pool:   i.pool.id, hash: hash(i.record.Name), image: i.id, deleted: deletedName(i.identity()),
 		}, nil
 	case s.Snapshot != "":
 		i, snap, err := e.findSnapshot(s.Snapshot)
@@ -263,7 +288,7 @@ func (e *Engine) originOf(s volume.Source) (*origin, error) {
 		}
 		return &origin{
 			Origin: newvolume.Origin{Description: "snapshot " + string(s.Snapshot), Size: snap.size, Content: i.record.Content, FSType: i.record.FSType},
-			pool:   i.pool.id, hash: hash(i.record.Name), image: i.id, snap: snapName(snap.hash),
+			pool:   i.pool.id, hash: hash(i.record.Name), image: i.id, deleted: deletedName(i.identity()), snap: snapName(snap.hash),
 		}, nil
 	}
 	return nil, nil

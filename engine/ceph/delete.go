@@ -45,13 +45,22 @@ func (e *Engine) delete(id volume.ID, v volumeID) error {
 	if err != nil {
 		return err
 	}
-	i, err := p.inspect(imageName(v.hash))
-	if is(err, notFound) { // or a removal was interrupted
-		e.index.drop(id)
-		return p.remove(imageName(v.hash), v.image)
+	if _, err = p.inspect(imageName(v.hash)); is(err, notFound) { // or a removal was interrupted
+		if err := p.remove(imageName(v.hash), v.image); err != nil {
+			return err
+		}
 	}
-	if err != nil || i.id != v.image {
+	i, err := e.find(id)
+	if errs.KindOf(err) == errs.NotFound {
+		return nil
+	}
+	if err != nil {
 		return err
+	}
+	if i.id != v.image {
+		if exists, err := p.hasID(v.image); err != nil || exists {
+			return cmp.Or(err, errs.Errorf(errs.Precondition, "volume %s has two images: %s with the id %s, and one with the id %s, of which it is a copy; end the migration, or remove the one that is not needed, with rbd", id, i.spec(), i.id, v.image))
+		}
 	}
 	users, err := e.users(i)
 	if err != nil {
@@ -66,7 +75,7 @@ func (e *Engine) delete(id volume.ID, v volumeID) error {
 	}
 	crashpoint.Hit("delete.renamed")
 	e.index.drop(id)
-	e.reaper.add(p, i.id)
+	e.reaper.add(p, i.identity())
 	return nil
 }
 
@@ -85,7 +94,7 @@ func (i *image) retire() error {
 // old object. It does not continue what was interrupted after the first, and
 // ignores a failure of the last.
 func (i *image) rename() error {
-	to := deletedName(i.id)
+	to := deletedName(i.identity())
 	err := rbd.GetImage(i.pool.io, i.name).Rename(to)
 	if is(err, syscall.EEXIST) {
 		var names []string

@@ -91,6 +91,10 @@ func (e *Engine) fill(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		_, err = call(ctx, e.Connection, "read the interrupted creations of pool "+p.name, func() (struct{}, error) { return struct{}{}, p.endCreations(p.hasEnded) })
+		if err != nil {
+			return err
+		}
 		if err := e.fillPool(ctx, p, names); err != nil {
 			return err
 		}
@@ -106,8 +110,8 @@ func (e *Engine) list(p *pool) ([]string, error) {
 		return nil, explain(err, "list the trash of pool %s", p.name)
 	}
 	for _, t := range trash {
-		if t.Name == deletedName(t.Id) {
-			e.reaper.add(p, t.Id)
+		if image, deleted := strings.CutPrefix(t.Name, deletedPrefix); deleted {
+			e.reaper.add(p, image)
 		}
 	}
 	names, err := rbd.GetImageNames(p.io)
@@ -164,6 +168,9 @@ func (e *Engine) fillImage(ctx context.Context, p *pool, name string) error {
 		return err
 	}
 	if i.record == nil {
+		if !deleted && !i.isMaking {
+			e.logger.Error("volume left out", "err", i.noRecord())
+		}
 		return nil
 	}
 	if !deleted {
@@ -209,8 +216,7 @@ func (e *Engine) List(ctx context.Context, after volume.ID, limit int) ([]volume
 	return e.index.list(after, limit), nil
 }
 
-// find returns the image of a volume, without snapshots. NotFound: it does not
-// exist.
+// find returns the image of a volume. NotFound: nothing of it exists.
 func (e *Engine) find(id volume.ID) (*image, error) {
 	if h, foreign := parseHandle(id); foreign {
 		return e.adopt(id, h)
@@ -224,11 +230,19 @@ func (e *Engine) find(id volume.ID) (*image, error) {
 		return nil, err
 	}
 	i, err := p.inspect(imageName(v.hash))
-	if is(err, notFound) || err == nil && (i.id != v.image || i.record == nil) {
-		e.index.drop(id)
-		return nil, noVolume(id)
+	switch {
+	case ignoreMissing(err) != nil:
+		return nil, err
+	case err == nil && i.record != nil && i.record.Image == v.image:
+		return i, nil
+	case err == nil && i.record == nil && !i.isMaking:
+		return nil, i.noRecord()
 	}
-	return i, err
+	if err := e.missing(p, v); err != nil {
+		return nil, err
+	}
+	e.index.drop(id)
+	return nil, noVolume(id)
 }
 
 func noVolume(id volume.ID) error {

@@ -53,7 +53,7 @@ func (b *build) checkDepth(source *pool) error {
 		return err
 	}
 	if i, err = source.inspect(imageName(b.from.hash)); err != nil || i.id != b.from.image {
-		i = &image{pool: source, name: deletedName(b.from.image)}
+		i = &image{pool: source, name: b.from.deleted}
 	}
 	if err := b.flatten(i); err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ceph/go-ceph/rbd"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -24,6 +25,7 @@ type image struct {
 	size      int64
 	created   time.Time
 	record    *volumeRecord // nil: not, or not yet, a volume
+	isMaking  bool          // there is no record, and the creation of this name has not ended
 	parent    *rbd.ParentInfo
 	snapshots []snapshot     // those of CreateSnapshot
 	others    []rbd.SnapInfo // other snapshots
@@ -37,7 +39,15 @@ type snapshot struct {
 }
 
 func (i *image) volumeID() volumeID {
-	return volumeID{pool: i.pool.id, hash: hash(i.record.Name), image: i.id}
+	return volumeID{pool: i.pool.id, hash: hash(i.record.Name), image: i.identity()}
+}
+
+// identity returns the internal id that the image had at its creation.
+func (i *image) identity() string {
+	if i.record != nil {
+		return i.record.Image
+	}
+	return i.id
 }
 
 func (i *image) volume() volume.Volume {
@@ -56,7 +66,7 @@ func (i *image) volume() volume.Volume {
 }
 
 func (i *image) snapshot(s snapshot) volume.Snapshot {
-	id := snapshotID{pool: i.pool.id, image: i.id, hash: s.hash, snap: s.id}
+	id := snapshotID{pool: i.pool.id, image: i.identity(), hash: s.hash, snap: s.id}
 	return volume.Snapshot{
 		ID: volume.SnapshotID(id.String()), Name: s.name, Source: volume.ID(i.volumeID().String()), Size: s.size,
 		Content: i.record.Content, FSType: i.record.FSType, Created: s.created, Ready: true,
@@ -124,10 +134,29 @@ func (i *image) load(r *rbd.Image) error {
 		return err
 	}
 	i.id, i.size, i.created = id, int64(size), time.Unix(created.Sec, created.Nsec).UTC()
-	if i.record, err = decodeVolume(metadata[keyVolume], id); err != nil {
+	if err := i.loadRecord(metadata[keyVolume]); err != nil {
 		return err
 	}
 	return i.loadSnapshots(r, metadata)
+}
+
+func (i *image) loadRecord(text string) error {
+	r, err := decodeVolume(text, i.id)
+	if err != nil || r != nil && r.Image == i.id {
+		i.record = r
+		return err
+	}
+	if hash, ok := strings.CutPrefix(i.name, volumePrefix); ok {
+		creation, err := i.pool.creation(hash)
+		if err != nil {
+			return err
+		}
+		i.isMaking = creation != "" && (r == nil || r.UUID != creation)
+	}
+	if r.isOf(i.name, i.id, i.isMaking) {
+		i.record = r
+	}
+	return nil
 }
 
 func (i *image) loadSnapshots(r *rbd.Image, metadata map[string]string) error {
@@ -146,7 +175,7 @@ func (i *image) loadSnapshots(r *rbd.Image, metadata map[string]string) error {
 			return err
 		}
 		i.snapshots = append(i.snapshots, snapshot{
-			hash: hash, name: decodeSnap(metadata[keySnapPrefix+hash], i.id, hash), id: info.Id, size: int64(info.Size),
+			hash: hash, name: decodeSnap(metadata[keySnapPrefix+hash], i.identity(), hash), id: info.Id, size: int64(info.Size),
 			created: time.Unix(created.Sec, created.Nsec).UTC(),
 		})
 	}
@@ -187,7 +216,11 @@ func (p *pool) remove(name, id string) error {
 	}
 	for _, t := range trash {
 		if t.Name == name && (id == "" || t.Id == id) {
-			if err := rbd.TrashRemove(p.io, t.Id, true); ignoreMissing(err) != nil {
+			err := rbd.TrashRemove(p.io, t.Id, true)
+			if is(err, syscall.EROFS) {
+				return errs.Errorf(errs.Precondition, "image %s/%s is the source of a migration; commit or abort it with rbd migration", p.name, name)
+			}
+			if ignoreMissing(err) != nil {
 				return explain(err, "remove image %s/%s", p.name, name)
 			}
 		}
@@ -195,7 +228,11 @@ func (p *pool) remove(name, id string) error {
 	return nil
 }
 
-const idObject = "rbd_id." // of librbd: has the id of the image with the name that follows
+// Objects of librbd.
+const (
+	idObject     = "rbd_id."     // has the id of the image with the name that follows
+	headerObject = "rbd_header." // of the image with the id that follows
+)
 
 // ignoreMissing returns nil for an object that does not exist.
 func ignoreMissing(err error) error {

@@ -66,6 +66,19 @@ func (x *index) named(name string) (volume.ID, bool) {
 	return id, ok
 }
 
+// withImage returns the volume of a pool whose image had an internal id at its
+// creation.
+func (x *index) withImage(pool int64, image string) (volume.ID, bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for id := range x.volumes {
+		if v, _ := parseVolumeID(id); v.pool == pool && v.image == image {
+			return id, true
+		}
+	}
+	return "", false
+}
+
 // snapshotNamed returns the snapshot with a name.
 func (x *index) snapshotNamed(name string) (volume.Snapshot, bool) {
 	x.mu.Lock()

@@ -74,7 +74,7 @@ func TestInterruptedCreation(t *testing.T) {
 	for name, listed := range map[string]bool{"without header": true, "without entry in the directory": false} {
 		v := create(t, e, name, volume.Source{})
 		id, _ := parseVolumeID(v.ID)
-		testkit.Must(t, io.Delete("rbd_header."+id.image))
+		testkit.Must(t, io.Delete(headerObject+id.image), e.pools[0].beginCreation(id.hash, "00000000-0000-4000-8000-000000000000"))
 		if !listed {
 			testkit.Must(t, io.RmOmapKeys("rbd_directory", []string{"id_" + id.image, "name_" + imageName(id.hash)}))
 		}

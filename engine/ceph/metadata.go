@@ -16,9 +16,11 @@ const (
 
 // volumeRecord is the metadata of a volume that RBD does not have itself.
 type volumeRecord struct {
-	// Image is the internal id of the image. librbd copies metadata to clones;
-	// a record of another image does not count.
-	Image      string            `json:"image"`
+	// Image is the internal id that the image had at its creation, as in the id of
+	// the volume. A migration or a copy under the same name gives it another one.
+	Image string `json:"image"`
+	// UUID is that of the recorded creation; records of earlier releases have none.
+	UUID       string            `json:"uuid,omitempty"`
 	Name       string            `json:"name"`
 	Content    volume.Content    `json:"content"`
 	FSType     string            `json:"fsType,omitempty"`
@@ -51,7 +53,7 @@ func encode(record any) string {
 	return string(text)
 }
 
-// decodeVolume returns the record of an image; nil if it has none of its own.
+// decodeVolume returns the record of an image; nil if it has none.
 func decodeVolume(text, image string) (*volumeRecord, error) {
 	if text == "" {
 		return nil, nil
@@ -60,10 +62,21 @@ func decodeVolume(text, image string) (*volumeRecord, error) {
 	if err := json.Unmarshal([]byte(text), &r); err != nil {
 		return nil, fmt.Errorf("metadata %s of image %s: %w: %w", keyVolume, image, errDamaged, err)
 	}
-	if r.Image != image {
-		return nil, nil
-	}
 	return &r, nil
+}
+
+// isOf reports whether a record is that of the image with a name and an internal
+// id. librbd copies metadata to clones, whose name is another one unless they
+// have the name of a deleted volume: isMaking says that the creation of this name
+// has not ended, so that the record came from its source.
+func (r *volumeRecord) isOf(name, id string, isMaking bool) bool {
+	switch {
+	case r == nil:
+		return false
+	case r.Image == id:
+		return true
+	}
+	return name == deletedName(r.Image) || name == imageName(hash(r.Name)) && !isMaking
 }
 
 // decodeSnap returns the name of a snapshot; "" if the record is of another

@@ -34,7 +34,8 @@ func hash(name string) string {
 // imageName returns the name of a volume's image.
 func imageName(hash string) string { return volumePrefix + hash }
 
-// deletedName returns the name of a deleted volume's image, by its internal id.
+// deletedName returns the name of a deleted volume's image, by the internal id
+// at its creation.
 func deletedName(image string) string { return deletedPrefix + image }
 
 // snapName returns the name of a snapshot on the image of its source.
@@ -45,11 +46,12 @@ func snapName(hash string) string { return snapPrefix + hash }
 func cloneSnapName(hash string) string { return clonePrefix + hash }
 
 // volumeID is the content of a volume's id. The internal id of the image
-// differs for each creation.
+// differs for each creation. The record of the image keeps it when the image
+// gets another one.
 type volumeID struct {
 	pool  int64
 	hash  string // of the name
-	image string
+	image string // internal id at the creation
 }
 
 func (id volumeID) String() string {
@@ -84,7 +86,7 @@ func parseVolumeID(id volume.ID) (volumeID, bool) {
 // snapshotID is the content of a snapshot's id.
 type snapshotID struct {
 	pool  int64
-	image string // internal id of the source's image
+	image string // internal id of the source's image at its creation
 	hash  string // of the snapshot's name
 	snap  uint64 // RBD's id of the snapshot, never reused in a pool
 }

@@ -34,9 +34,9 @@ func planCreate(req volume.CreateRequest, cluster string, pools []string) (plan,
 }
 
 // record is the metadata of the volume of the plan.
-func (p plan) record(image string) volumeRecord {
+func (p plan) record(image, uuid string) volumeRecord {
 	return volumeRecord{
-		Image: image, Name: p.Name, Content: p.Content, FSType: p.FSType,
+		Image: image, UUID: uuid, Name: p.Name, Content: p.Content, FSType: p.FSType,
 		FromVolume: p.Source.Volume, FromSnap: p.Source.Snapshot, Parameters: p.Parameters, Ephemeral: p.Ephemeral,
 	}
 }
@@ -53,10 +53,11 @@ func possible(size int64, err error) (int64, error) {
 // it is a volume.
 type origin struct {
 	newvolume.Origin
-	pool  int64
-	hash  string // of the name of the volume that the image is or was
-	image string // internal id
-	snap  string // name of the snapshot; empty: to be created
+	pool    int64
+	hash    string // of the name of the volume that the image is or was
+	image   string // internal id
+	deleted string // name of the image once its volume is deleted
+	snap    string // name of the snapshot; empty: to be created
 }
 
 // base is nil if there is no source.

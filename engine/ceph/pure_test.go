@@ -97,9 +97,24 @@ func TestMetadata(t *testing.T) {
 	if err != nil || !cmp.Equal(*got, r) {
 		t.Errorf("%+v is decoded as %+v, %v", r, got, err)
 	}
-	for name, text := range map[string]string{"none": "", "that of the parent": encode(volumeRecord{Image: "b2", Name: "parent"})} {
-		if got, err := decodeVolume(text, "a1"); got != nil || err != nil {
-			t.Errorf("metadata %s: %+v, %v", name, got, err)
+	if got, err := decodeVolume("", "a1"); got != nil || err != nil {
+		t.Errorf("no metadata: %+v, %v", got, err)
+	}
+	for what, c := range map[string]struct {
+		name, id string
+		isMaking bool
+		want     bool
+	}{
+		"itself":                {imageName(hash(r.Name)), "a1", false, true},
+		"renamed":               {"x", "a1", false, true},
+		"migrated":              {imageName(hash(r.Name)), "b2", false, true},
+		"migrated, deleted":     {deletedName("a1"), "b2", false, true},
+		"a clone":               {imageName(hash("clone")), "b2", false, false},
+		"a namesake being made": {imageName(hash(r.Name)), "b2", true, false},
+		"a copy":                {"copy", "b2", false, false},
+	} {
+		if got := r.isOf(c.name, c.id, c.isMaking); got != c.want {
+			t.Errorf("the record is that of an image that is %s: %t", what, got)
 		}
 	}
 	if _, err := decodeVolume("{", "a1"); err == nil {

@@ -31,7 +31,7 @@ type reaper struct {
 // remains names the image of a deleted volume, which does not have to exist.
 type remains struct {
 	pool  *pool
-	image string
+	image string // internal id at its creation
 }
 
 const (
@@ -129,7 +129,7 @@ func (e *Engine) reap(item remains) (again bool, err error) {
 	name := deletedName(item.image)
 	i, err := item.pool.inspect(name)
 	if is(err, notFound) { // or a removal was interrupted
-		err = item.pool.remove(name, item.image)
+		err = item.pool.remove(name, "")
 		return is(err, syscall.ENOTEMPTY, syscall.EBUSY), err
 	}
 	if err != nil {
@@ -151,7 +151,7 @@ func (e *Engine) reap(item remains) (again bool, err error) {
 	if users, err := e.watchers(i); err != nil || len(users)+len(i.snapshots)+len(i.others) > 0 {
 		return true, err
 	}
-	if err := item.pool.remove(name, item.image); is(err, syscall.ENOTEMPTY, syscall.EBUSY) {
+	if err := item.pool.remove(name, ""); is(err, syscall.ENOTEMPTY, syscall.EBUSY) {
 		return true, nil
 	} else if err != nil {
 		return false, err

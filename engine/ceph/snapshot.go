@@ -42,7 +42,7 @@ func (e *Engine) createSnapshot(req volume.SnapshotRequest) (volume.Snapshot, er
 	if _, exists := i.snapshotWith(hash(req.Name)); !exists && len(i.snapshots) >= maxSnapshots {
 		return volume.Snapshot{}, errs.Errorf(errs.Exhausted, "volume %s has %d snapshots, and more would make it unreadable for nodes; delete some", req.Source, len(i.snapshots))
 	}
-	if err := i.pool.openID(i.id, func(r *rbd.Image) error { return takeSnapshot(r, i.id, req.Name) }); err != nil {
+	if err := i.pool.openID(i.id, func(r *rbd.Image) error { return takeSnapshot(r, i.identity(), req.Name) }); err != nil {
 		return volume.Snapshot{}, err
 	}
 	crashpoint.Hit("snapshot.created")
@@ -102,7 +102,7 @@ func (e *Engine) deleteSnapshot(id volume.SnapshotID) error {
 		return err
 	}
 	e.index.dropSnapshot(id)
-	e.reaper.add(i.pool, i.id) // in case its volume is deleted
+	e.reaper.add(i.pool, i.identity()) // in case its volume is deleted
 	return nil
 }
 
@@ -141,14 +141,29 @@ func (e *Engine) findSnapshot(id volume.SnapshotID) (*image, snapshot, error) {
 	}
 	i, err := p.inspectID(s.image)
 	if is(err, notFound) {
+		i, err = e.copyOf(p, s.image)
+	}
+	if is(err, notFound) || errs.KindOf(err) == errs.NotFound {
 		return nil, snapshot{}, missing
 	}
 	if err != nil {
 		return nil, snapshot{}, err
 	}
 	found, ok := i.snapshotWith(s.hash)
-	if !ok || found.id != s.snap || found.name == "" || i.record == nil {
+	switch {
+	case !ok || found.name == "" || i.record == nil || found.id != s.snap && i.id == s.image:
 		return nil, snapshot{}, missing
+	case found.id != s.snap:
+		return nil, snapshot{}, errs.Errorf(errs.Precondition, "the image of snapshot %s was copied or migrated, and nothing says that the copy's snapshot is this one; use its id %s, or remove it with rbd", id, i.snapshot(found).ID)
 	}
 	return i, found, nil
+}
+
+// copyOf returns the image that replaces one with an internal id: of a volume, or
+// of a deleted one.
+func (e *Engine) copyOf(p *pool, id string) (*image, error) {
+	if v, ok := e.index.withImage(p.id, id); ok {
+		return e.find(v)
+	}
+	return p.inspect(deletedName(id))
 }

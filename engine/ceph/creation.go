@@ -1,0 +1,105 @@
+//go:build ceph
+
+package ceph
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cleatproject/cleat/errs"
+)
+
+// creationsObject has the creations that have begun: keys of its omap are hashes
+// of names, values the UUIDs that the records of the images get. An image with
+// the name of a volume and neither a record nor a creation is not this program's.
+const creationsObject = "cleat-creations"
+
+// creation returns the UUID of the creation with a hash of a name that has not
+// ended; "": no creation has begun.
+func (p *pool) creation(hash string) (string, error) {
+	all, err := p.io.GetOmapValues(creationsObject, "", hash, 1)
+	return string(all[hash]), explain(ignoreMissing(err), "read object %s in pool %s", creationsObject, p.name)
+}
+
+func (p *pool) beginCreation(hash, uuid string) error {
+	return explain(p.io.SetOmap(creationsObject, map[string][]byte{hash: []byte(uuid)}), "write object %s in pool %s", creationsObject, p.name)
+}
+
+func (p *pool) endCreation(hash string) error {
+	return explain(ignoreMissing(p.io.RmOmapKeys(creationsObject, []string{hash})), "write object %s in pool %s", creationsObject, p.name)
+}
+
+// endCreations removes creations of which hasEnded reports, for the name of an
+// image or subvolume, that they completed or left nothing.
+func (p *pool) endCreations(hasEnded func(name string) (bool, error)) error {
+	all, err := p.io.GetAllOmapValues(creationsObject, "", "", pageSize)
+	if ignoreMissing(err) != nil {
+		return explain(err, "read object %s in pool %s", creationsObject, p.name)
+	}
+	for hash := range all {
+		ended, err := hasEnded(imageName(hash))
+		if err == nil && ended {
+			err = p.endCreation(hash)
+		}
+		if err != nil && !errors.Is(err, errDamaged) {
+			return err
+		}
+	}
+	return nil
+}
+
+// hasEnded reports whether the creation of an image completed, or left nothing.
+func (p *pool) hasEnded(name string) (bool, error) {
+	i, err := p.inspect(name)
+	if !is(err, notFound) {
+		return err == nil && i.record != nil, err
+	}
+	_, err = p.io.Stat(idObject + name) // of a part of an image
+	return is(err, notFound), explain(ignoreMissing(err), "look up image %s/%s", p.name, name)
+}
+
+// noRecord is the error of an image that has the name of a volume, but was not
+// made by this program, or has lost its record.
+func (i *image) noRecord() error {
+	return errs.Errorf(errs.Precondition, "image %s has the name of a volume and no record of this driver, as a restored backup has, so that it is neither used nor removed; rename or remove it, or write the volume's record (docs/ceph.md, Restore an image)", i.spec())
+}
+
+// quoteWord quotes a word for a shell.
+func quoteWord(word string) string { return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'" }
+
+// missing returns nil if nothing of a volume exists that has no image with its
+// name and record: no image with its internal id, also in the trash or under
+// another name, unless the volume was deleted and has snapshots, and no image
+// with its record in another pool.
+func (e *Engine) missing(p *pool, v volumeID) error {
+	for _, other := range e.pools {
+		if other == p {
+			continue
+		}
+		i, err := other.inspect(imageName(v.hash))
+		if ignoreMissing(err) != nil {
+			return err
+		}
+		if err == nil && i.record != nil && i.record.Image == v.image {
+			return errs.Errorf(errs.Precondition, "the image of volume %s is %s now; move it back to pool %s with rbd", v, i.spec(), p.name)
+		}
+	}
+	if exists, err := p.hasID(v.image); err != nil || !exists {
+		return err
+	}
+	deleted, err := p.inspect(deletedName(v.image))
+	if is(err, notFound) {
+		return errs.Errorf(errs.Precondition, "the image of volume %s, with the id %s, is not named %s any more, but in the trash of pool %s, in a migration, or renamed; restore it or end the migration with rbd, or remove it", v, v.image, imageName(v.hash), p.name)
+	}
+	if err == nil && deleted.id != v.image {
+		err = fmt.Errorf("image %s has the id %s", deleted.name, deleted.id)
+	}
+	return err
+}
+
+// hasID reports whether an image with an internal id exists, also in the trash.
+func (p *pool) hasID(id string) (bool, error) {
+	_, err := p.io.Stat(headerObject + id)
+	return err == nil, explain(ignoreMissing(err), "look up the image with id %s in pool %s", id, p.name)
+}
