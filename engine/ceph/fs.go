@@ -111,6 +111,9 @@ func (e *FS) start() error {
 	if err != nil {
 		return err
 	}
+	if err := e.pools[0].endCreations(e.hasEnded); err != nil {
+		return err
+	}
 	names, err := e.mount.names(volumePrefix)
 	for _, name := range names {
 		if err == nil {
@@ -118,6 +121,15 @@ func (e *FS) start() error {
 		}
 	}
 	return err
+}
+
+// hasEnded reports whether the creation of a subvolume completed, or left nothing.
+func (e *FS) hasEnded(name string) (bool, error) {
+	s, err := e.mount.inspect(name)
+	if is(err, notFound) {
+		return true, nil
+	}
+	return err == nil && s.record != nil && !s.record.hasFailed(), err
 }
 
 // fill adds a subvolume and its snapshots to the index, and has its copies
@@ -133,6 +145,9 @@ func (e *FS) fill(name string) error {
 	}
 	if err != nil {
 		return err
+	}
+	if err := e.checkRecorded(s); err != nil {
+		e.logger.Error("volume left out", "err", err)
 	}
 	if s.record != nil {
 		e.index.put(e.volume(s))
@@ -197,6 +212,9 @@ func (e *FS) find(id volume.ID) (*subvolume, error) {
 		return nil, errs.Errorf(errs.Precondition, "volume %s is in file system number %d of Ceph cluster %s; this driver serves %s, which is number %d", id, v.fs, e.cluster.ID, e.name, e.id)
 	}
 	s, err := e.mount.inspect(imageName(v.hash))
+	if err == nil {
+		err = e.checkRecorded(s)
+	}
 	if is(err, notFound) || err == nil && (withoutDashes(s.uuid) != v.uuid || s.record == nil) {
 		e.index.drop(id)
 		return nil, noVolume(id)

@@ -33,7 +33,7 @@ var fsCrashCases = []struct {
 	work   func(base volume.Volume, s volume.Snapshot) enginetest.Call
 	repeat func(t *testing.T, e *FS, w enginetest.Call)
 }{
-	{"create", []string{"create.made", "create.recorded"}, func(volume.Volume, volume.Snapshot) enginetest.Call {
+	{"create", []string{"create.begun", "create.made", "create.recorded"}, func(volume.Volume, volume.Snapshot) enginetest.Call {
 		req := fsRequest("new", volume.Source{})
 		return enginetest.Call{Create: &req}
 	}, repeatFSCreate},

@@ -5,8 +5,11 @@ package ceph
 import (
 	"context"
 	"fmt"
+	"strings"
 	"syscall"
 	"time"
+
+	"github.com/google/uuid"
 
 	"github.com/cleatproject/cleat/engine/newvolume"
 	"github.com/cleatproject/cleat/errs"
@@ -14,8 +17,8 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Create implements volume.Engine. The record comes last: with it the volume
-// exists. A copy goes on after the call.
+// Create implements volume.Engine. It notes first that it begins; the record
+// comes last: with it the volume exists. A copy goes on after the call.
 func (e *FS) Create(ctx context.Context, req volume.CreateRequest) (volume.Volume, error) {
 	p, err := planFS(req, e.cluster.ID, e.name)
 	if err != nil {
@@ -48,7 +51,13 @@ func (e *FS) create(ctx context.Context, p fsPlan) (v volume.Volume, err error) 
 		return volume.Volume{}, err
 	}
 	if found != nil && found.record != nil && !found.record.hasFailed() {
+		if err := e.pools[0].endCreation(hash(p.Name)); err != nil {
+			return volume.Volume{}, err
+		}
 		return e.existing(p, found)
+	}
+	if err := e.checkRecorded(found); err != nil {
+		return volume.Volume{}, err
 	}
 	from, err := e.originOf(p.Source)
 	if err != nil {
@@ -66,6 +75,10 @@ func (e *FS) create(ctx context.Context, p fsPlan) (v volume.Volume, err error) 
 			return volume.Volume{}, err
 		}
 	}
+	if err := e.pools[0].beginCreation(hash(p.Name), uuid.NewString()); err != nil {
+		return volume.Volume{}, err
+	}
+	crashpoint.Hit("create.begun")
 	record := fsRecord{
 		Name: p.Name, Created: time.Now().UTC(), FromVolume: p.Source.Volume, FromSnap: p.Source.Snapshot,
 		Parameters: p.Parameters, Ephemeral: p.Ephemeral,
@@ -91,6 +104,20 @@ func (e *FS) create(ctx context.Context, p fsPlan) (v volume.Volume, err error) 
 	return e.finish(p, name, record)
 }
 
+// checkRecorded refuses a subvolume that has the name of a volume, and neither a
+// record nor a creation that was interrupted: this program did not make its
+// content. s can be nil.
+func (e *FS) checkRecorded(s *subvolume) error {
+	if s == nil || s.record != nil || s.uuid == "" {
+		return nil
+	}
+	begun, err := e.pools[0].creation(strings.TrimPrefix(s.name, volumePrefix))
+	if err == nil && begun == "" {
+		err = errs.Errorf(errs.Precondition, "subvolume %s of group %s has the name of a volume and no record of this driver, as one that was restored by hand has, so that it is neither used nor removed; copy its files into a new volume and remove it (docs/ceph.md, Restore an image)", s.name, e.manager.group)
+	}
+	return err
+}
+
 // finish writes the record of a new subvolume.
 func (e *FS) finish(p fsPlan, name string, r fsRecord) (volume.Volume, error) {
 	s, err := e.mount.inspect(name)
@@ -105,6 +132,9 @@ func (e *FS) finish(p fsPlan, name string, r fsRecord) (volume.Volume, error) {
 		return volume.Volume{}, err
 	}
 	crashpoint.Hit("create.recorded")
+	if err := e.pools[0].endCreation(hash(p.Name)); err != nil {
+		return volume.Volume{}, err
+	}
 	if s, err = e.mount.inspect(name); err != nil {
 		return volume.Volume{}, err
 	}

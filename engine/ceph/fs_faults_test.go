@@ -81,6 +81,7 @@ func TestFSManagerWasKilled(t *testing.T) {
 		} else {
 			testkit.Must(t, shared.files.MakeDir(path.Join(e.root, name), 0o755))
 		}
+		testkit.Must(t, e.pools[0].beginCreation(hash("v"), "00000000-0000-4000-8000-000000000000"))
 		for n := range 3 {
 			testkit.Must(t, shared.files.MakeDir(path.Join(e.root, name, fmt.Sprintf("bc97a497-3114-492f-9f44-d2b1f271b4e%d", n)), 0o777))
 		}

@@ -416,6 +416,36 @@ func TestFSDamagedRecord(t *testing.T) {
 	}
 }
 
+// A subvolume that was made by hand under the name of a volume is neither
+// replaced nor taken for it.
+func TestFSRestoredSubvolume(t *testing.T) {
+	t.Parallel()
+	config := fsConfig(t)
+	e := openFS(t, config)
+	ctx := testkit.Context(t)
+	v := makeFS(t, e, fsRequest("v", volume.Source{}))
+	name := imageName(hash("v"))
+	subvolume := func(command string, more ...string) {
+		t.Helper()
+		args := append([]string{"fs", "subvolume", command, testFS, name, "--group_name", e.manager.group}, more...)
+		testkit.Value(shared.Command(args...))(t)
+	}
+	subvolume("rm")
+	testkit.Must(t, e.Delete(ctx, v.ID)) // nothing of it exists
+	subvolume("create")
+	for range 2 {
+		wantKind(t, testkit.Err(e.Create(ctx, fsRequest("v", volume.Source{}))), "Create", errs.Precondition)
+		wantKind(t, testkit.Err(e.Get(ctx, v.ID)), "Get", errs.Precondition)
+		wantKind(t, e.Delete(ctx, v.ID), "Delete", errs.Precondition)
+		e = openFS(t, config)
+	}
+	if got := subvolumes(t, e); len(got) != 1 {
+		t.Errorf("subvolumes: %q", got)
+	}
+	subvolume("rm")
+	wantNoSubvolumes(t, e)
+}
+
 // Clients enforce a quota late: a volume can have more than its size, and so can
 // its copies.
 func TestFSMoreThanItsQuota(t *testing.T) {
