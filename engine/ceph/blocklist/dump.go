@@ -32,7 +32,7 @@ func addressEntry(a netip.Addr) entry { return entry{block: netip.PrefixFrom(a, 
 type osdMap struct {
 	epoch     uint64
 	up        []int    // OSDs
-	pgs       []string // placement groups of the pools with volumes
+	pgs       []string // placement groups to which clients of volumes write
 	hasRanges bool     // the release can block ranges
 	until     map[entry]time.Time
 }
@@ -47,9 +47,9 @@ func parseMap(data []byte) (osdMap, error) {
 			Up  int `json:"up"`
 		} `json:"osds"`
 		Pools []struct {
-			ID           int64                      `json:"pool"`
-			PGs          int                        `json:"pg_num"`
-			Applications map[string]json.RawMessage `json:"application_metadata"`
+			ID           int64                        `json:"pool"`
+			PGs          int                          `json:"pg_num"`
+			Applications map[string]map[string]string `json:"application_metadata"`
 		} `json:"pools"`
 		Blocklist map[string]string  `json:"blocklist"`
 		Ranges    *map[string]string `json:"range_blocklist"`
@@ -67,8 +67,7 @@ func parseMap(data []byte) (osdMap, error) {
 		}
 	}
 	for _, p := range dump.Pools {
-		// Pools without any can have data of volumes, too.
-		if _, isRBD := p.Applications["rbd"]; !isRBD && len(p.Applications) > 0 {
+		if !holdsData(p.Applications) {
 			continue
 		}
 		for n := range p.PGs {
@@ -84,6 +83,17 @@ func parseMap(data []byte) (osdMap, error) {
 		}
 	}
 	return m, nil
+}
+
+// holdsData reports whether a pool with these applications can have data of
+// volumes: of RBD, of files, or of no application that is named. Only metadata
+// servers write to the metadata pool of a file system.
+func holdsData(applications map[string]map[string]string) bool {
+	_, isRBD := applications["rbd"]
+	fs, isFS := applications["cephfs"]
+	_, isMetadata := fs["metadata"]
+	_, isData := fs["data"]
+	return len(applications) == 0 || isRBD || isFS && (isData || !isMetadata)
 }
 
 // Instances parses the output of `osd dump` in JSON. blocked reports whether a

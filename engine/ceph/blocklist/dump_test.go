@@ -65,6 +65,15 @@ func TestParseMap(t *testing.T) {
 	}
 }
 
+// Nodes write to the pools of images and of files.
+func TestPoolsOfVolumes(t *testing.T) {
+	m := testkit.Value(parseMap([]byte(`{"epoch":1,"blocklist":{},"pools":[
+		{"pool":1,"pg_num":1,"application_metadata":{"rbd":{}}},{"pool":2,"pg_num":2,"application_metadata":{"cephfs":{"data":"files"}}},
+		{"pool":3,"pg_num":1,"application_metadata":{"cephfs":{"metadata":"files"}}},{"pool":4,"pg_num":1,"application_metadata":{"rgw":{}}},
+		{"pool":5,"pg_num":1,"application_metadata":{}},{"pool":6,"pg_num":1,"application_metadata":{"cephfs":{"data":"a","metadata":"a"}}}]}`)))(t)
+	testkit.Diff(t, "placement groups", []string{"1.0", "2.0", "2.1", "5.0", "6.0"}, m.pgs)
+}
+
 func TestParseWatcher(t *testing.T) {
 	for text, want := range map[string]Watcher{
 		"192.0.2.1:0/3710147553":    {Addr: netip.MustParseAddr("192.0.2.1"), Nonce: 3710147553},

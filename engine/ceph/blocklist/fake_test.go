@@ -192,7 +192,7 @@ func (f *fakeCluster) dump() ([]byte, error) {
 		list = append(list, osd{i, up})
 	}
 	pools := []map[string]any{
-		{"pool": 1, "pg_num": 32, "application_metadata": map[string]any{"cephfs": map[string]any{}}},
+		{"pool": 1, "pg_num": 32, "application_metadata": map[string]any{"cephfs": map[string]any{"metadata": "files"}}},
 		{"pool": 2, "pg_num": len(f.pgs), "application_metadata": map[string]any{"rbd": map[string]any{}}},
 	}
 	dump := map[string]any{"epoch": f.epoch, "osds": list, "pools": pools, "blocklist": f.single}
