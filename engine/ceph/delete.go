@@ -30,6 +30,9 @@ func (e *Engine) Delete(ctx context.Context, id volume.ID) error {
 	}
 	v, own := parseVolumeID(id)
 	if !own {
+		if err := noVolume(id); errs.KindOf(err) != errs.NotFound {
+			return err
+		}
 		return nil
 	}
 	locks := []string{"name:" + v.hash, "image:" + v.image}

@@ -246,6 +246,9 @@ func (e *Engine) find(id volume.ID) (*image, error) {
 }
 
 func noVolume(id volume.ID) error {
+	if strings.HasPrefix(string(id), "mig_") {
+		return errs.Errorf(errs.Precondition, "volume %s is of Kubernetes' former RBD plugin, and has no record of this driver; docs/ceph.md, Adopt an image, says how it gets one", errs.Quote(string(id)))
+	}
 	return errs.Errorf(errs.NotFound, "volume %s does not exist", errs.Quote(string(id)))
 }
 

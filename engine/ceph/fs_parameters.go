@@ -70,6 +70,8 @@ func (s *fsSettings) set(key, value, cluster, fs string) error {
 			return errs.Errorf(errs.Invalid, "%s %s is neither true nor false", key, errs.Quote(value))
 		}
 		s.backing = &on
+	case "volumeNamePrefix":
+		return errs.Errorf(errs.Invalid, "parameter %s is not supported: %s", key, nameOfVolume)
 	case "kernelMountOptions", "fuseMountOptions":
 		return errs.Errorf(errs.Invalid, "parameter %s is not supported: the node plugin chooses the options of the mount; remove it", key)
 	default:

@@ -201,3 +201,24 @@ func TestMovedImageOfEarlierRelease(t *testing.T) {
 	deleteAll(t, e)
 	wantNoImages(t, config.Cluster.RBD.RadosNamespace)
 }
+
+// An image of another program becomes a volume as docs/ceph.md says, Adopt an
+// image.
+func TestAdoptedImage(t *testing.T) {
+	t.Parallel()
+	config := testConfig(t)
+	ctx := testkit.Context(t)
+	namespace := config.Cluster.RBD.RadosNamespace
+	rbdTool(t, config, "create --size 16M "+testPool+"/"+namespace+"/static", "mv "+testPool+"/"+namespace+"/static VOLUME")
+	e := open(t, config)
+	wantKind(t, e.Delete(ctx, "mig_mons-x_image-y_706f6f6c"), "Delete of an in-tree volume", errs.Precondition)
+	found := testkit.Value(e.pools[0].inspect(imageName(hash("v"))))(t)
+	rbdTool(t, config, `image-meta set VOLUME cleat.volume {"image":"`+found.id+`","name":"v","content":"raw"}`)
+	id := volume.ID(volumeID{pool: e.pools[0].id, hash: hash("v"), image: found.id}.String())
+	if v := testkit.Value(e.Get(ctx, id))(t); v.Size != 16*mib || v.Name != "v" {
+		t.Errorf("Get: %+v", v)
+	}
+	testkit.Must(t, e.DeleteSnapshot(ctx, takeSnap(t, e, "s", id).ID), e.Delete(ctx, id))
+	deleteAll(t, e)
+	wantNoImages(t, namespace)
+}

@@ -21,10 +21,13 @@ const (
 	keyFormat    = "imageFormat" // in Rook's examples
 	keyMounter   = "mounter"
 	keyEncrypted = "encrypted"
+	// Of other mounters: without an effect.
+	keyOtherMounters = "tryOtherMounters"
+	keyLogDir        = "cephLogDir"
 )
 
 func parameterKeys() []string {
-	return []string{keyCluster, keyDataPool, keyEncrypted, keyFeatures, keyFormat, keyMounter, keyPool}
+	return []string{keyCluster, keyDataPool, keyEncrypted, keyFeatures, keyFormat, keyMounter, keyPool, keyOtherMounters, keyLogDir}
 }
 
 // fixed are parameters with one valid value, and why.
@@ -33,6 +36,19 @@ var fixed = map[string]struct{ value, reason string }{
 	keyMounter:   {"rbd", "nodes map images with the kernel's RBD client"},
 	keyEncrypted: {"false", "images are not encrypted by this driver"},
 }
+
+// refused are parameters of ceph-csi for images, and what to do instead.
+var refused = map[string]string{
+	"mapOptions":               "the node plugin chooses the options of the mapping; remove it",
+	"unmapOptions":             "the node plugin chooses the options of the mapping; remove it",
+	"volumeNamePrefix":         nameOfVolume,
+	"stripeUnit":               "images have objects of 4 MiB without striping; remove it",
+	"stripeCount":              "images have objects of 4 MiB without striping; remove it",
+	"objectSize":               "images have objects of 4 MiB without striping; remove it",
+	"topologyConstrainedPools": "a class has one pool; make a class for each pool, with allowedTopologies",
+}
+
+const nameOfVolume = "the driver finds a volume by the name that it gives to its image or subvolume; remove it"
 
 // defaultFeatures need no right of a node beyond reading and writing images: to
 // take over exclusive-lock from a node that died, the kernel adds that node to
@@ -75,7 +91,11 @@ func (s *settings) set(key, value, cluster string, pools []string) (err error) {
 		}
 		return nil
 	}
+	if advice, ok := refused[key]; ok {
+		return errs.Errorf(errs.Invalid, "parameter %s is not supported: %s", key, advice)
+	}
 	switch key {
+	case keyOtherMounters, keyLogDir:
 	case keyCluster:
 		err = checkCluster(value, cluster)
 	case keyPool:
@@ -87,8 +107,6 @@ func (s *settings) set(key, value, cluster string, pools []string) (err error) {
 		s.dataPool = value
 	case keyFeatures:
 		s.features, err = parseFeatures(value)
-	case "mapOptions", "unmapOptions":
-		return errs.Errorf(errs.Invalid, "parameter %s is not supported: the node plugin chooses the options of the mapping; remove it", key)
 	default:
 		err = unknownParameter(key, parameterKeys())
 	}
