@@ -204,7 +204,7 @@ func (r *rig) list() (answered, wrong error) {
 
 // run loses power on a disk that fails, and on one that works again.
 func (r *rig) run(fault disk.Fault) error {
-	for _, heal := range []bool{false, true} {
+	for _, repaired := range []bool{false, true} {
 		restore := r.disk.Fail(fault)
 		failed := 0
 		for i := range 60 {
@@ -224,14 +224,14 @@ func (r *rig) run(fault disk.Fault) error {
 		if failed == 0 {
 			r.Fatal("no commit failed")
 		}
-		if heal {
+		if repaired {
 			restore()
 			if err := r.goOn(fault); err != nil {
 				return err
 			}
 		}
 		if err := r.losePower(restore); err != nil {
-			return fmt.Errorf("after %d failed commits and a power loss, disk healed before: %v: %w", failed, heal, err)
+			return fmt.Errorf("after %d failed commits and a power loss, disk repaired before: %v: %w", failed, repaired, err)
 		}
 	}
 	return nil
