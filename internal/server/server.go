@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/store"
@@ -135,6 +136,9 @@ func (s *Server) Execute(ctx context.Context, p Program, b Build, out, logs io.W
 	if err := p.Complete(); err != nil {
 		return err
 	}
+	if err := checkOpenFiles(); err != nil {
+		return err
+	}
 	var err error
 	if s.Logger, err = NewLogger(s.Logs, s.LogFormat, s.LogLevel); err != nil {
 		return err
@@ -148,6 +152,23 @@ func (s *Server) Execute(ctx context.Context, p Program, b Build, out, logs io.W
 		return err
 	}
 	return run(ctx, options{Logger: s.Logger, Bound: StopBound}, s.parts...)
+}
+
+// minOpenFiles is for a hundred calls at a time, the most of a sidecar, with a
+// connection and a file each, and for sockets, stores and directories.
+const minOpenFiles = 256
+
+// checkOpenFiles refuses a limit with which calls would fail under load only.
+// The Go runtime has raised the soft limit to the hard one.
+func checkOpenFiles() error {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return fmt.Errorf("read the limit of open files: %w", err)
+	}
+	if limit.Cur < minOpenFiles {
+		return fmt.Errorf("the limit of open files (RLIMIT_NOFILE, hard limit) is %d, at least %d are needed: raise it with LimitNOFILE= of systemd, or in the container runtime", limit.Cur, minOpenFiles)
+	}
+	return nil
 }
 
 // Add adds a part; parts start in this order and stop in reverse.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	health "google.golang.org/grpc/health/grpc_health_v1"
@@ -29,6 +30,17 @@ type program struct {
 
 func (p *program) Complete() error                    { return nil }
 func (p *program) Assemble(ctx context.Context) error { return p.assemble(ctx) }
+
+func TestOpenFiles(t *testing.T) {
+	var before unix.Rlimit
+	testkit.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
+	defer func() { testkit.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before)) }()
+	testkit.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: minOpenFiles - 1, Max: before.Max}))
+	p := &program{assemble: func(context.Context) error { t.Error("assembled"); return nil }}
+	if err := p.execute(t); err == nil || !strings.Contains(err.Error(), "open files") || !strings.Contains(err.Error(), "is 255") {
+		t.Errorf("with a limit of 255: %v", err)
+	}
+}
 
 func (p *program) execute(t *testing.T, args ...string) error {
 	t.Helper()
