@@ -133,7 +133,7 @@ func (d *csiServer) openState(ctx context.Context) error {
 		// Local files have no remote sessions: refusing grants suffices.
 		c := enforce.Config{Ledger: d.ledger}
 		if d.backend.Fencer != nil {
-			c.Locals = append(c.Locals, enforce.Local{Name: d.engine, Fencer: d.backend.Fencer, Deferred: d.backend.Granter != nil})
+			c.Locals = append(c.Locals, enforce.Local{Name: d.engine, Fencer: d.backend.Fencer, Deferred: true})
 			c.Network = ownNetwork
 		}
 		if err := d.fencing.restore(ctx, &d.Server, c); err != nil {

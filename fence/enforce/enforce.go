@@ -29,9 +29,10 @@ type Local struct {
 	// Standby: the storage server runs here only after a failover, so a fence
 	// without one behind it is confirmed.
 	Standby bool
-	// Deferred: the storage admits a client only for the ledger, which refuses
-	// fenced ones, and keeps its state without this process. Restore leaves it to
-	// Guard, so that storage that is away keeps no server from starting.
+	// Deferred: other machines enforce the fences, and keep them without this
+	// process. Restore leaves them to Guard, so that a fence that fails, or storage
+	// that is away, keeps no server from starting: nothing that starts here admits
+	// a client, except for the ledger, which refuses fenced ones.
 	Deferred bool
 }
 

@@ -50,9 +50,10 @@ func New(c Config) *Fencer {
 func owned() store.Bucket[own] { return store.Bucket[own]{Name: "blocklist"} }
 
 // Apply implements volume.Fencer. Entries are added before others are removed.
-// Unavailable: not every entry is proved to be in force on every OSD, or client
-// instances could not be listed first; a repeat continues. Unsupported: the
-// release cannot block a range that large.
+// NotEnforced: entries of other blocks are removed, but not every entry of these
+// is proved to be in force on every OSD, or client instances could not be listed
+// first; a repeat continues. Unsupported: the release cannot block a range that
+// large.
 func (f *Fencer) Apply(ctx context.Context, desired volume.FenceSet) error {
 	// An instance is not listed any more once its address is blocked.
 	unlisted := f.recordOf(ctx, desired.Clients)
@@ -77,24 +78,38 @@ func (f *Fencer) Apply(ctx context.Context, desired volume.FenceSet) error {
 		return err
 	}
 	crashpoint.Hit("blocklist.recorded")
-	if err := f.change(ctx, todo.add); err != nil {
+	failed := f.change(ctx, todo.add)
+	crashpoint.Hit("blocklist.added")
+	if failed != nil && todo.removesPartOf(want) {
+		return failed // what is to be removed still fences these addresses
+	}
+	if err := f.remove(ctx, todo); err != nil {
 		return err
 	}
-	crashpoint.Hit("blocklist.added")
+	if failed == nil {
+		failed = f.prove(ctx, want, nil)
+	}
+	if failed == nil && unlisted != nil {
+		failed = errs.Errorf(errs.Unavailable, "the addresses are blocked, but not all client instances could be listed before: %w", unlisted)
+	}
+	if failed != nil {
+		return &volume.NotEnforced{Blocks: desired.Blocks, Err: failed}
+	}
+	return nil
+}
+
+// remove removes entries, and reads the blocklist back before it forgets them.
+func (f *Fencer) remove(ctx context.Context, todo steps) error {
 	if err := f.change(ctx, todo.remove); err != nil {
 		return err
 	}
 	crashpoint.Hit("blocklist.removed")
-	if err := f.prove(ctx, want, todo.remove); err != nil {
-		return err
+	if len(todo.remove) > 0 {
+		if err := f.prove(ctx, entries{}, todo.remove); err != nil {
+			return err
+		}
 	}
-	if err := f.forget(ctx, todo.forget); err != nil {
-		return err
-	}
-	if unlisted != nil {
-		return errs.Errorf(errs.Unavailable, "the addresses are blocked, but not all client instances could be listed before: %w", unlisted)
-	}
-	return nil
+	return f.forget(ctx, todo.forget)
 }
 
 // Held implements volume.Fencer. Entries of other programs are not included. It

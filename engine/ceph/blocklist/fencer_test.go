@@ -2,6 +2,7 @@ package blocklist
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -277,6 +278,32 @@ func TestUnprovedFence(t *testing.T) {
 			r.wantOpen(t, "192.0.2.1", 11, false)
 		})
 	}
+}
+
+// While fences of one node fail, that of another can be lifted; what is removed
+// never fences an address whose new entry is missing.
+func TestUnfenceBesideFailedFences(t *testing.T) {
+	r := newRig(t, 2)
+	testkit.Must(t, r.fence(t.Context(), "192.0.2.2/32"))
+	for name, fault := range map[string]func(string) (func() error, error){
+		"the blocklist": failing("add 192.0.2.1", errs.Errorf(errs.Denied, "access denied")),
+		"an OSD":        failing("osd.0", errs.Errorf(errs.Denied, "access denied")),
+	} {
+		r.cluster.setFault(fault)
+		for _, blocks := range []string{"192.0.2.1/32 192.0.2.2/32", "192.0.2.1/32"} {
+			part, ok := errors.AsType[*volume.NotEnforced](r.fence(t.Context(), blocks))
+			if !ok || !slices.Equal(part.Blocks, prefixes(blocks)) {
+				t.Errorf("%s: fence of %s: %+v", name, blocks, part)
+			}
+		}
+		r.wantOpen(t, "192.0.2.2", 23, true)
+		r.cluster.setFault(nil)
+		testkit.Must(t, r.fence(t.Context(), "192.0.2.2/32"))
+	}
+	r.cluster.setFault(failing("add 192.0.2.0/30", errLost))
+	testkit.WantError(t, "a wider fence", r.fence(t.Context(), "192.0.2.0/30"), errs.Unavailable, "192.0.2.0/30")
+	r.wantOpen(t, "192.0.2.2", 23, false)
+	r.cluster.setFault(nil)
 }
 
 func failing(call string, err error) func(string) (func() error, error) {

@@ -187,5 +187,13 @@ func makePlan(want entries, owned []own, observed osdMap, now time.Time) (s step
 	return s
 }
 
+// removesPartOf reports whether an entry that is to be removed has addresses of
+// required entries.
+func (s steps) removesPartOf(want entries) bool {
+	return slices.ContainsFunc(s.remove, func(c command) bool {
+		return slices.ContainsFunc(want.all(), func(e entry) bool { return e.block.Overlaps(c.entry.block) })
+	})
+}
+
 // isHeld reports whether an entry exists and is not about to expire.
 func isHeld(m osdMap, e entry, now time.Time) bool { return m.until[e].Sub(now) >= renewBelow }
