@@ -80,6 +80,9 @@ func (c *cephCluster) serve(ctx context.Context, d *csiServer, engine cephStorag
 		return nil, err
 	}
 	fencer := blocklist.New(blocklist.Config{Cluster: engine, Ledger: d.ledger, Database: db, Logger: d.Logger})
+	if err := fencer.Start(ctx); err != nil {
+		return nil, err
+	}
 	d.backend, d.background = engine.Backend(), fencer.Run
 	return fencer, d.Metrics.Register(healthCollector{prometheus.NewDesc("cleat_ceph_health",
 		"1 for each adverse condition of the Ceph cluster and the storage of volumes.",

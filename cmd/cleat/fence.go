@@ -177,16 +177,20 @@ func newFenceListCommand() *cobra.Command {
 		Short: "List the fenced CIDRs (ListClusterFence)",
 		Long: `Lists the fenced CIDRs as the driver reports them; cleat reports those that are
 enforced now. --parameter selects the CIDRs fenced with these parameters. Sessions
-that delay a fence are printed on standard error, with the process that holds them.`,
+that delay a fence are printed on standard error, with the process that holds them,
+and nodes that cannot be unfenced without a restart.`,
 		Example: `  cleat fence list
   cleat fence list -o json | jq -r '.[].cidr'`,
 	}
 	f.addTo(c)
 	f.addRequestTo(c)
 	c.RunE = f.runE("listing fences", func(ctx context.Context, s fenceService) (cli.View, any, error) {
-		blocks, ending, err := s.ListAll(ctx, s.request)
-		if len(ending) > 0 {
-			c.PrintErrf("Fences in progress, not listed:\n  %s\nStop or restart these processes, or close the descriptors in them; the fence then continues automatically (docs/fencing.md).\n", strings.Join(ending, "\n  "))
+		blocks, waiting, err := s.ListAll(ctx, s.request)
+		if len(waiting.Ending) > 0 {
+			c.PrintErrf("Fences in progress, not listed:\n  %s\nStop or restart these processes, or close the descriptors in them; the fence then continues automatically (docs/fencing.md).\n", strings.Join(waiting.Ending, "\n  "))
+		}
+		if len(waiting.Unseen) > 0 {
+			c.PrintErrf("Not all uses of volumes before the fence are known:\n  %s\nRestart these nodes or turn them off, then unfence them with --restarted (docs/ceph.md).\n", strings.Join(waiting.Unseen, "\n  "))
 		}
 		slices.SortFunc(blocks, byBlock)
 		t, all := cli.Table{Header: []string{"CIDR"}}, []fencedBlock{}

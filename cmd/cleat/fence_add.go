@@ -42,7 +42,8 @@ CIDR that covers the server's own addresses, or all addresses, is refused withou
 
 func newFenceRemoveCommand() *cobra.Command {
 	var f fenceFlags
-	return f.changeCommand("unfenced", (*client.Client).Unfence, "unfence these CIDRs regardless of their owner, and before all sessions have ended", &cobra.Command{
+	var restarted bool
+	c := f.changeCommand("unfenced", (*client.Client).Unfence, "unfence these CIDRs regardless of their owner, and before all sessions have ended", &cobra.Command{
 		Use:     "rm CIDR...",
 		Aliases: []string{"remove"},
 		Short:   "Unfence storage clients (UnfenceClusterNetwork)",
@@ -53,8 +54,12 @@ these CIDRs without the parameters, also while sessions of the client have not
 ended: requests that the client sent earlier can then still be executed.
 
 Unfence a client only after it was restarted or powered off: a client that was only
-fenced still holds old mounts and data, and would write them.`,
+fenced still holds old mounts and data, and would write them. A Ceph driver refuses
+it while not all uses of volumes before the fence are known, as after an outage of
+the controller: --restarted confirms that all these clients were restarted since
+they were fenced, or are off.`,
 		Example: `  cleat fence rm 192.0.2.7 2001:db8::7
+  cleat fence rm 192.0.2.7 --restarted
   cleat fence list -o json | jq -r '.[].cidr' | cleat fence rm --from -`,
 		ValidArgsFunction: complete(cobra.ShellCompDirectiveNoFileComp, func(cmd *cobra.Command, args []string) (all []string, err error) {
 			err = f.runE("", func(ctx context.Context, s fenceService) (_ cli.View, _ any, err error) {
@@ -64,6 +69,17 @@ fenced still holds old mounts and data, and would write them.`,
 			return all, err
 		}),
 	})
+	c.Flags().BoolVar(&restarted, "restarted", false, "confirm that the clients were restarted since they were fenced, or are off")
+	run := c.RunE
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		if restarted {
+			if err := f.parameters.Set(request.RestartedParameter + "=true"); err != nil {
+				return err
+			}
+		}
+		return run(cmd, args)
+	}
+	return c
 }
 
 // changeCommand completes a command; done is the past participle of its action.

@@ -256,7 +256,7 @@ func (r *fenceRig) grant() volume.Volume {
 	req.Size.Required = 64 * mib
 	v := testkit.Value(r.engine.Create(testkit.Context(r), req))(r)
 	c := volume.Client{Node: "node", Addrs: []netip.Addr{nodeAddress}}
-	testkit.Value(r.ledger.Grant(testkit.Context(r), ledger.Grant{Volume: v.ID, Client: c, Mode: "SINGLE_NODE_WRITER/block"}))(r)
+	testkit.Value(r.ledger.Grant(testkit.Context(r), ledger.Grant{Volume: v.ID, Client: c, Mode: "SINGLE_NODE_WRITER/block", Granted: time.Now()}))(r)
 	return v
 }
 

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/ceph/go-ceph/cephfs"
 	"github.com/ceph/go-ceph/rados"
@@ -79,7 +80,7 @@ func TestFSFence(t *testing.T) {
 	t.Cleanup(func() { testkit.Value(shared.Command("osd", "blocklist", "clear"))(t) })
 	stop := testkit.Go(t, r.recorder.Run)
 	v := makeFS(t, e, fsRequest("granted", volume.Source{}))
-	grant := ledger.Grant{Volume: v.ID, Client: volume.Client{Node: "node", Addrs: []netip.Addr{nodeAddress}}, Mode: "MULTI_NODE_MULTI_WRITER/mount"}
+	grant := ledger.Grant{Volume: v.ID, Client: volume.Client{Node: "node", Addrs: []netip.Addr{nodeAddress}}, Mode: "MULTI_NODE_MULTI_WRITER/mount", Granted: time.Now()}
 	testkit.Value(r.ledger.Grant(testkit.Context(t), grant))(t)
 	for _, block := range []string{nodeAddress.String() + "/32", "198.51.100.4/30"} {
 		c := testkit.Value(r.mountOnNode(v))(t)

@@ -117,15 +117,20 @@ func (c *Client) List(ctx context.Context, r Request) ([]string, error) {
 	return blocks, err
 }
 
-// ListAll is List with the sessions that fences wait for. Only cleat's service
-// reports these.
-func (c *Client) ListAll(ctx context.Context, r Request) (blocks, ending []string, err error) {
+// Waiting is what delays fences and their end. Only cleat's service reports it.
+type Waiting struct {
+	Ending []string // sessions that fences wait for
+	Unseen []string // clients to restart before they are unfenced
+}
+
+// ListAll is List with what delays fences.
+func (c *Client) ListAll(ctx context.Context, r Request) (blocks []string, waiting Waiting, err error) {
 	var header metadata.MD
 	list := func(ctx context.Context, q *fence.ListClusterFenceRequest, o ...grpc.CallOption) (*fence.ListClusterFenceResponse, error) {
 		return c.fences.ListClusterFence(ctx, q, append(o, grpc.Header(&header))...)
 	}
 	a, err := call(ctx, c, "ListClusterFence", list, &fence.ListClusterFenceRequest{Parameters: r.Parameters, Secrets: r.Secrets}, r.Secrets)
-	return texts(a.GetCidrs()), header.Get(request.EndingHeader), err
+	return texts(a.GetCidrs()), Waiting{header.Get(request.EndingHeader), header.Get(request.UnseenHeader)}, err
 }
 
 // Clients calls GetFenceClients, which returns a driver's own node.

@@ -146,7 +146,8 @@ func (e *Enforcer) Fence(ctx context.Context, req plan.Request) error {
 // sessions: for lost parameters and hung servers.
 //
 // Errors: Precondition, without a change, if only another parameter set or
-// block has fenced a block; otherwise as Fence.
+// block has fenced a block, or a client instance was possibly missed and the
+// request does not confirm a restart; otherwise as Fence.
 func (e *Enforcer) Unfence(ctx context.Context, req plan.Request) error {
 	if req.Force {
 		if err := e.unfenceOwners(ctx, req); err != nil {
@@ -166,7 +167,7 @@ func (e *Enforcer) unfenceOwners(ctx context.Context, req plan.Request) error {
 		if theirs.Owner.Digest == req.Owner.Digest {
 			continue
 		}
-		theirs.Force = true
+		theirs.Force, theirs.Restarted = true, req.Restarted
 		all.add(plan.Describe(theirs.Owner), func() error {
 			e.logger.WarnContext(ctx, "lifting fences of another parameter set by force", "owner", plan.Describe(theirs.Owner), "cidr", firstBlocks(theirs.Blocks))
 			return e.runOperation(ctx, "UnfenceClusterNetwork", theirs, true, e.unfence)

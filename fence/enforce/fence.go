@@ -94,6 +94,9 @@ func (e *Enforcer) rollBack(ctx context.Context, before []volume.Fence, req plan
 // unfence needs exclusive use of the request's blocks. All sessions of the
 // fenced clients must end first: they would continue.
 func (e *Enforcer) unfence(ctx context.Context, req plan.Request) error {
+	if err := e.requireSeen(ctx, req); err != nil {
+		return err
+	}
 	var cleared []netip.Prefix
 	for {
 		// Two concurrent requests can release blocks that neither releases

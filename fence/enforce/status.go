@@ -106,7 +106,9 @@ type Status struct {
 	Enforcers []EnforcerStatus `json:"enforcers"`
 	Fences    []volume.Fence   `json:"fences"`
 	Ending    []ledger.Ending  `json:"ending"` // being ended
-	Problem   string           `json:"problem,omitempty"`
+	// Unseen are clients that must be restarted before they are unfenced.
+	Unseen  []string `json:"unseen,omitempty"`
+	Problem string   `json:"problem,omitempty"`
 }
 
 // EnforcerStatus is the state of a local fencer or a peer.
@@ -147,6 +149,9 @@ func (e *Enforcer) Status(ctx context.Context) (Status, error) {
 	}
 	fences, err := e.ledger.Fences(ctx)
 	if err != nil {
+		return s, err
+	}
+	if s.Unseen, err = e.Unseen(ctx); err != nil {
 		return s, err
 	}
 	ending, err := e.ledger.Ending(ctx)

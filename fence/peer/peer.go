@@ -101,17 +101,18 @@ func (p *Peer) Ready(ctx context.Context) error {
 
 // Fence fences a request's blocks.
 func (p *Peer) Fence(ctx context.Context, req plan.Request) error {
-	return retryable(p.client.Fence(ctx, p.request(req.Owner, req.Force), req.Blocks))
+	return retryable(p.client.Fence(ctx, p.request(req), req.Blocks))
 }
 
 // Unfence unfences a request's blocks. Forcing would lift other owners' fences.
 func (p *Peer) Unfence(ctx context.Context, req plan.Request) error {
-	return retryable(p.client.Unfence(ctx, p.request(req.Owner, false), req.Blocks))
+	req.Force = false
+	return retryable(p.client.Unfence(ctx, p.request(req), req.Blocks))
 }
 
 // List returns the peer's blocks of an owner, sorted.
 func (p *Peer) List(ctx context.Context, owner volume.FenceOwner) ([]netip.Prefix, error) {
-	texts, err := p.client.List(ctx, p.request(owner, false))
+	texts, err := p.client.List(ctx, p.request(plan.Request{Owner: owner}))
 	if err != nil {
 		return nil, retryable(err)
 	}
@@ -126,10 +127,13 @@ func (p *Peer) List(ctx context.Context, owner volume.FenceOwner) ([]netip.Prefi
 }
 
 // request has parameters that identify the caller without its values.
-func (p *Peer) request(owner volume.FenceOwner, force bool) client.Request {
-	parameters := map[string]string{request.ViaParameter: p.via, request.OwnerParameter: owner.Digest}
-	if force {
+func (p *Peer) request(req plan.Request) client.Request {
+	parameters := map[string]string{request.ViaParameter: p.via, request.OwnerParameter: req.Owner.Digest}
+	if req.Force {
 		parameters[request.ForceParameter] = "true"
+	}
+	if req.Restarted {
+		parameters[request.RestartedParameter] = "true"
 	}
 	return client.Request{Parameters: parameters}
 }

@@ -254,6 +254,7 @@ func (e *enforcer) List(_ context.Context, owner *volume.FenceOwner) ([]netip.Pr
 }
 
 func (e *enforcer) Ending(context.Context) ([]volume.Session, error) { return nil, nil }
+func (e *enforcer) Unseen(context.Context) ([]string, error)         { return []string{"node a"}, nil }
 
 // cleat's service accepts forwarded fences and knows their owner.
 func TestForwardToCleatServer(t *testing.T) {
@@ -276,14 +277,20 @@ func TestForwardToCleatServer(t *testing.T) {
 	if !slices.Equal(got.Blocks, first.Blocks) || !got.Force || !slices.Equal(got.Owner.Keys, []string{request.OwnerParameter, request.ViaParameter}) {
 		t.Errorf("received: %+v", got)
 	}
+	first.Restarted = true
 	testkit.WantError(t, "Unfence", p.Unfence(t.Context(), first), errs.Precondition, "of another")
-	if e.unfenced[0].Owner.Digest != got.Owner.Digest {
-		t.Error("unfenced as another owner")
+	if un := e.unfenced[0]; un.Owner.Digest != got.Owner.Digest || un.Force || !un.Restarted {
+		t.Errorf("unfenced: %+v", un)
 	}
 	if held, err := p.List(t.Context(), first.Owner); !slices.Equal(held, first.Blocks) || err != nil || e.owner == nil || e.owner.Digest != got.Owner.Digest {
 		t.Errorf("%v, %v, of %+v", held, err, e.owner)
 	}
 	testkit.WantError(t, "Fence", p.Fence(t.Context(), plan.Request{Owner: first.Owner}), errs.Invalid, "cidrs is empty")
+	c := testkit.Value(client.Open(client.Target{Endpoint: raw.Addr().String(), TLS: files}))(t)
+	defer func() { testkit.Must(t, c.Close()) }()
+	if _, waiting, err := c.ListAll(t.Context(), client.Request{}); err != nil || !slices.Equal(waiting.Unseen, []string{"node a"}) {
+		t.Errorf("waiting: %+v, %v", waiting, err)
+	}
 }
 
 func TestWrongPeers(t *testing.T) {

@@ -22,6 +22,9 @@ type Request struct {
 	Blocks []netip.Prefix // sorted, unique, not merged
 	// Allow blocks with the server's own addresses, or all addresses.
 	Force bool
+	// Restarted: all clients in the blocks were restarted, or are off, since they
+	// were fenced. For unfencing.
+	Restarted bool
 }
 
 // Compare orders by block (IPv4 first, address, larger first), then by the

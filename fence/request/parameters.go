@@ -21,6 +21,12 @@ const (
 	// ForceParameter, "true", allows blocks that cover this server's own
 	// addresses or all addresses. The owner does not include it.
 	ForceParameter = reservedPrefix + "force"
+	// RestartedParameter, "true", confirms that the clients were restarted, or are
+	// off, when they are unfenced. The owner does not include it.
+	RestartedParameter = reservedPrefix + "restarted"
+	// UnseenHeader has the fenced clients that can be unfenced only so, one text
+	// per client, in ListClusterFence's response.
+	UnseenHeader = "cleat-unseen-bin"
 	// OwnerParameter and ViaParameter replace the caller's parameters in
 	// forwarded fences: their digest, and the forwarding server's name.
 	OwnerParameter = reservedPrefix + "owner"
@@ -30,26 +36,26 @@ const (
 // maxMap bounds keys and values of a map in bytes, as CSI does by default.
 const maxMap = 4096
 
-func parameters(m map[string]string) (force bool, err error) {
+func checkParameters(m map[string]string) error {
 	size := 0
 	for key, value := range m {
 		size += len(key) + len(value)
 	}
 	if size > maxMap {
-		return false, invalidf("parameters has %d bytes of keys and values, at most %d are allowed", size, maxMap)
+		return invalidf("parameters has %d bytes of keys and values, at most %d are allowed", size, maxMap)
 	}
 	var wrong findings
 	for _, key := range slices.Sorted(maps.Keys(m)) {
 		checkReserved(&wrong, key, m[key])
 	}
-	return m[ForceParameter] == "true", wrong.err()
+	return wrong.err()
 }
 
 // checkReserved keeps values of the caller's own parameters, which can be
 // secret, out of messages.
 func checkReserved(wrong *findings, key, value string) {
 	switch {
-	case key == ForceParameter:
+	case key == ForceParameter, key == RestartedParameter:
 		if value != "true" && value != "false" {
 			wrong.add("parameters[%s] is %s: it must be true or false", key, errs.Quote(value))
 		}
@@ -62,7 +68,7 @@ func checkReserved(wrong *findings, key, value string) {
 			wrong.add("parameters[%s] is empty: it must be the name of the server that forwards the request", key)
 		}
 	case strings.HasPrefix(strings.ToLower(key), reservedPrefix):
-		known := []string{ForceParameter, OwnerParameter, ViaParameter}
+		known := []string{ForceParameter, RestartedParameter, OwnerParameter, ViaParameter}
 		if n := errs.Nearest(strings.ToLower(key), known); n != "" {
 			wrong.add("unknown parameter %s; did you mean %s?", errs.Quote(key), n)
 		} else {
@@ -71,10 +77,11 @@ func checkReserved(wrong *findings, key, value string) {
 	}
 }
 
-// Owner is the digest of a request's parameters except ForceParameter.
+// Owner is the digest of a request's parameters except ForceParameter and
+// RestartedParameter.
 func Owner(parameters map[string]string) volume.FenceOwner {
 	keys := slices.Sorted(maps.Keys(parameters))
-	keys = slices.DeleteFunc(keys, func(key string) bool { return key == ForceParameter })
+	keys = slices.DeleteFunc(keys, func(key string) bool { return key == ForceParameter || key == RestartedParameter })
 	hash := sha256.New()
 	fmt.Fprintln(hash, "cleat fence owner 1")
 	for _, key := range keys {

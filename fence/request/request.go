@@ -34,7 +34,7 @@ func Unfence(r *addons.UnfenceClusterNetworkRequest) (plan.Request, error) {
 // List checks a ListClusterFenceRequest and returns the requested owner; nil,
 // without own parameters, is all owners.
 func List(r *addons.ListClusterFenceRequest) (*volume.FenceOwner, error) {
-	if _, err := parameters(r.GetParameters()); err != nil {
+	if err := checkParameters(r.GetParameters()); err != nil {
 		return nil, err
 	}
 	owner := Owner(r.GetParameters())
@@ -46,20 +46,21 @@ func List(r *addons.ListClusterFenceRequest) (*volume.FenceOwner, error) {
 
 // Clients checks a GetFenceClientsRequest.
 func Clients(r *addons.GetFenceClientsRequest) error {
-	_, err := parameters(r.GetParameters())
-	return err
+	return checkParameters(r.GetParameters())
 }
 
 func newRequest(params map[string]string, cidrs []*addons.CIDR) (plan.Request, error) {
-	force, err := parameters(params)
-	if err != nil {
+	if err := checkParameters(params); err != nil {
 		return plan.Request{}, err
 	}
 	blocks, err := blocks(cidrs)
 	if err != nil {
 		return plan.Request{}, err
 	}
-	return plan.Request{Owner: Owner(params), Blocks: blocks, Force: force}, nil
+	return plan.Request{
+		Owner: Owner(params), Blocks: blocks,
+		Force: params[ForceParameter] == "true", Restarted: params[RestartedParameter] == "true",
+	}, nil
 }
 
 func blocks(cidrs []*addons.CIDR) ([]netip.Prefix, error) {
@@ -118,7 +119,7 @@ func invalidf(format string, args ...any) error {
 // one in flight; secrets do not count.
 func Fingerprint(call string, req plan.Request) string {
 	hash := sha256.New()
-	fmt.Fprintf(hash, "%q %s %t", call, req.Owner.Digest, req.Force)
+	fmt.Fprintf(hash, "%q %s %t %t", call, req.Owner.Digest, req.Force, req.Restarted)
 	for _, block := range req.Blocks {
 		fmt.Fprintf(hash, " %s", block)
 	}

@@ -87,7 +87,7 @@ func TestFenceRequestRejects(t *testing.T) {
 }
 
 func TestList(t *testing.T) {
-	for _, m := range []map[string]string{nil, {}, {ForceParameter: "true"}} {
+	for _, m := range []map[string]string{nil, {}, {ForceParameter: "true"}, {RestartedParameter: "true"}} {
 		if owner, err := List(&addons.ListClusterFenceRequest{Parameters: m}); err != nil || owner != nil {
 			t.Errorf("%v: got %v, %v; want all owners", m, owner, err)
 		}
@@ -100,12 +100,12 @@ func TestList(t *testing.T) {
 
 func TestFingerprintAndKeys(t *testing.T) {
 	req := testkit.Value(Fence(fenceRequest("192.0.2.0/24", "2001:db8::/64")))(t)
-	forced, fewer, other := req, req, req
-	forced.Force = true
+	forced, restarted, fewer, other := req, req, req, req
+	forced.Force, restarted.Restarted = true, true
 	fewer.Blocks = req.Blocks[:1]
 	other.Owner = Owner(nil)
 	seen := map[string]string{}
-	for name, a := range map[string]plan.Request{"ask": req, "forced": forced, "fewer": fewer, "other": other} {
+	for name, a := range map[string]plan.Request{"ask": req, "forced": forced, "restarted": restarted, "fewer": fewer, "other": other} {
 		for _, call := range []string{"fence", "unfence"} {
 			print := Fingerprint(call, a)
 			if print != Fingerprint(call, a) {
@@ -185,6 +185,8 @@ func TestParameters(t *testing.T) {
 		{map[string]string{"clusterID": "x", "": "y", "force": "what it means there"}, ""},
 		{map[string]string{ForceParameter: "true"}, ""},
 		{map[string]string{ForceParameter: "false"}, ""},
+		{map[string]string{RestartedParameter: "true"}, ""},
+		{map[string]string{RestartedParameter: "1"}, "parameters[fence.cleat.dev/restarted]"},
 		{map[string]string{ForceParameter: "yes"}, `parameters[fence.cleat.dev/force] is "yes": it must be true or false`},
 		{map[string]string{ForceParameter: ""}, "it must be true or false"},
 		{map[string]string{ForceParameter: "True"}, "it must be true or false"},
@@ -209,8 +211,8 @@ func TestParameters(t *testing.T) {
 		for i, err := range []error{err, err2, err3, err4} {
 			checkError(t, err, c.want, "call %d, %.60q", i, c.parameters)
 		}
-		if err == nil && req.Force != (c.parameters[ForceParameter] == "true") {
-			t.Errorf("%v: force is %v", c.parameters, req.Force)
+		if err == nil && (req.Force != (c.parameters[ForceParameter] == "true") || req.Restarted != (c.parameters[RestartedParameter] == "true")) {
+			t.Errorf("%v: force is %v, restarted is %v", c.parameters, req.Force, req.Restarted)
 		}
 	}
 }

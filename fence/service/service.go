@@ -25,6 +25,7 @@ type Enforcer interface {
 	Unfence(ctx context.Context, req plan.Request) error
 	List(ctx context.Context, owner *volume.FenceOwner) ([]netip.Prefix, error)
 	Ending(ctx context.Context) ([]volume.Session, error)
+	Unseen(ctx context.Context) ([]string, error)
 }
 
 // Offer is what a process serves.
@@ -138,21 +139,26 @@ func (s *Server) ListClusterFence(ctx context.Context, r *fence.ListClusterFence
 	if err != nil {
 		return nil, err
 	}
-	if err := s.sendEnding(ctx); err != nil {
+	if err := s.sendWaiting(ctx); err != nil {
 		return nil, err
 	}
 	return &fence.ListClusterFenceResponse{Cidrs: cidrs(blocks)}, nil
 }
 
-// sendEnding uses the response header, as the contract has no field; for "cleat
+// sendWaiting uses the response header, as the contract has no field; for "cleat
 // fence list".
-func (s *Server) sendEnding(ctx context.Context) error {
+func (s *Server) sendWaiting(ctx context.Context) error {
 	const most = 20 // gRPC clients accept 16 KiB
 	sessions, err := s.config.Enforcer.Ending(ctx)
-	if err != nil || len(sessions) == 0 {
+	if err != nil {
+		return err
+	}
+	unseen, err := s.config.Enforcer.Unseen(ctx)
+	if err != nil || len(sessions)+len(unseen) == 0 {
 		return err
 	}
 	header := metadata.MD{}
+	header.Append(request.UnseenHeader, unseen[:min(len(unseen), most)]...)
 	for _, one := range sessions[:min(len(sessions), most)] {
 		header.Append(request.EndingHeader, fmt.Sprintf("a session from %s to %s has not ended: open in %s", one.Client, one.Server, one.Holder))
 	}

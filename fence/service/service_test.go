@@ -44,6 +44,7 @@ func (l *list) List(context.Context, *volume.FenceOwner) ([]netip.Prefix, error)
 }
 
 func (l *list) Ending(context.Context) ([]volume.Session, error) { return l.ending, nil }
+func (l *list) Unseen(context.Context) ([]string, error)         { return nil, nil }
 
 func here(context.Context) (volume.Client, error) {
 	return volume.Client{Node: "n1", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8::1")}}, nil

@@ -178,6 +178,9 @@ func (l *Ledger) Revoke(ctx context.Context, id volume.ID, node string, enforce 
 }
 
 func removeGrant(tx *store.Tx, g Grant) error {
+	if err := noteRevoked(tx, g); err != nil {
+		return err
+	}
 	if err := grants().Delete(tx, key(g.Volume, g.Client.Node)); err != nil {
 		return err
 	}

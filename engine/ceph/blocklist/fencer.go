@@ -21,10 +21,12 @@ type Config struct {
 	Cluster  Cluster
 	Ledger   *ledger.Ledger
 	Database store.Database
-	// Interval of recording client instances; zero is 10 s. A watch outlives
-	// its client's network by 30 s.
+	// Interval of recording client instances; zero is 10 s.
 	Interval time.Duration
-	Logger   *slog.Logger
+	// Expiry is how long the cluster lists a client that it does not reach; zero
+	// is 30 s: osd_client_watch_timeout. Metadata servers keep a session longer.
+	Expiry time.Duration
+	Logger *slog.Logger
 }
 
 // Fencer implements volume.Fencer.
@@ -34,11 +36,14 @@ type Fencer struct {
 
 var _ volume.Fencer = (*Fencer)(nil)
 
-// New returns a Fencer. Its owner calls Run, so that client instances are known
-// when a fence needs them.
+// New returns a Fencer. Its owner calls Start and Run, so that client instances
+// are known when a fence needs them.
 func New(c Config) *Fencer {
 	if c.Interval == 0 {
 		c.Interval = 10 * time.Second
+	}
+	if c.Expiry == 0 {
+		c.Expiry = 30 * time.Second
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

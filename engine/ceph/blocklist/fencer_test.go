@@ -52,7 +52,7 @@ func (r *rig) restart(t *testing.T) {
 
 func (r *rig) open(t *testing.T, id volume.ID, c volume.Client, watchers ...Watcher) {
 	t.Helper()
-	testkit.Value(r.Ledger.Grant(t.Context(), ledger.Grant{Volume: id, Client: c, Mode: "SINGLE_NODE_WRITER/block"}))(t)
+	testkit.Value(r.Ledger.Grant(t.Context(), ledger.Grant{Volume: id, Client: c, Mode: "SINGLE_NODE_WRITER/block", Granted: time.Now()}))(t)
 	r.watch(id, watchers...)
 }
 

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -11,6 +14,20 @@ import (
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/volume"
 )
+
+// Start records for which volumes the last process has looked too long ago. Its
+// owner calls it before grants are changed.
+func (f *Fencer) Start(ctx context.Context) error {
+	ids, err := f.Ledger.Watched(ctx)
+	if err != nil {
+		return err
+	}
+	blocked, err := f.blocked(ctx)
+	if err != nil {
+		return err
+	}
+	return f.recordLook(ctx, ledger.Look{Volumes: ids, Blocked: blocked})
+}
 
 // Run records the client instances of granted volumes, at each interval until
 // the context ends.
@@ -31,57 +48,99 @@ func (f *Fencer) Run(ctx context.Context) error {
 
 // Record records the client instances of all granted volumes.
 func (f *Fencer) Record(ctx context.Context) error {
-	granted, err := f.Ledger.All(ctx, "", 0)
+	begun := time.Now()
+	ids, err := f.Ledger.Watched(ctx)
 	if err != nil {
 		return err
 	}
-	return f.recordAll(ctx, granted)
+	return f.look(ctx, ledger.Look{Begun: begun, All: true, Volumes: ids})
 }
 
 // recordOf does it for the volumes of these clients.
 func (f *Fencer) recordOf(ctx context.Context, clients []volume.Client) error {
-	var granted []ledger.Grant
-	for _, c := range clients {
-		list, err := f.Ledger.ByNode(ctx, c.Node)
-		if err != nil {
-			return err
-		}
-		granted = append(granted, list...)
+	if len(clients) == 0 {
+		return nil
 	}
-	return f.recordAll(ctx, granted)
+	var nodes []string
+	for _, c := range clients {
+		nodes = append(nodes, c.Node)
+	}
+	begun := time.Now()
+	ids, err := f.Ledger.Watched(ctx, nodes...)
+	if err != nil {
+		return err
+	}
+	return f.look(ctx, ledger.Look{Begun: begun, Volumes: ids})
 }
 
 // listTimeout bounds the list of all instances: an image with an inactive
 // placement group does not answer, and must not delay a fence for long.
 const listTimeout = 8 * time.Second
 
-func (f *Fencer) recordAll(ctx context.Context, granted []ledger.Grant) error {
-	ids := map[volume.ID]bool{}
-	for _, g := range granted {
-		ids[g.Volume] = true
-	}
-	var list []volume.ID
-	for id := range ids {
-		list = append(list, id)
-	}
+// look lists and records the client instances of volumes.
+func (f *Fencer) look(ctx context.Context, o ledger.Look) error {
 	listing, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	var mu sync.Mutex
 	var seen []ledger.Instance
-	err := forEach(list, func(id volume.ID) error {
+	err := forEach(slices.Collect(maps.Keys(o.Volumes)), func(id volume.ID) error {
 		watchers, err := f.Cluster.Watchers(listing, id)
 		if errors.Is(err, errs.NotFound) {
 			return nil
 		}
-		if err != nil {
-			return fmt.Errorf("list the watchers of volume %s: %w", id, err)
-		}
 		mu.Lock()
 		defer mu.Unlock()
+		if err != nil {
+			o.Volumes[id] = false
+			return fmt.Errorf("list the watchers of volume %s: %w", id, err)
+		}
 		for _, w := range watchers {
 			seen = append(seen, ledger.Instance{Volume: id, Addr: w.Addr, Nonce: w.Nonce, Client: w.Client})
 		}
 		return nil
 	})
-	return errors.Join(err, f.Ledger.RecordInstances(ctx, seen))
+	if failed := f.Ledger.RecordInstances(ctx, seen); failed != nil {
+		return errors.Join(err, failed)
+	}
+	// After the list: a client that was blocked meanwhile was perhaps not on it.
+	var unread error
+	if o.Blocked, unread = f.blocked(ctx); unread != nil {
+		return errors.Join(err, unread)
+	}
+	return errors.Join(err, f.recordLook(ctx, o))
+}
+
+func (f *Fencer) recordLook(ctx context.Context, o ledger.Look) error {
+	o.Expiry = f.Expiry
+	missed, err := f.Ledger.RecordLook(ctx, o)
+	if len(missed) == 0 {
+		return err
+	}
+	nodes := map[string]bool{}
+	for _, u := range missed {
+		nodes[u.Node] = true
+	}
+	f.Logger.WarnContext(ctx, "client instances were possibly missed, nodes must be restarted before they are unfenced",
+		"nodes", len(nodes), "volumes", len(missed), "node", missed[0].Node, "since", missed[0].Since)
+	return err
+}
+
+// blocked returns whether all addresses of a client are on the blocklist. Such a
+// client is not listed, and has no new instance.
+func (f *Fencer) blocked(ctx context.Context) (func(volume.Client) bool, error) {
+	list, err := f.owned(ctx)
+	if err != nil || len(list) == 0 {
+		return nil, err
+	}
+	observed, err := f.readMap(ctx)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	list = slices.DeleteFunc(list, func(o own) bool { return !isHeld(observed, o.entry(), now) })
+	return func(c volume.Client) bool {
+		return len(c.Addrs) > 0 && !slices.ContainsFunc(c.Addrs, func(a netip.Addr) bool {
+			return !slices.ContainsFunc(list, func(o own) bool { return o.Block.Contains(a) })
+		})
+	}, nil
 }

@@ -1,0 +1,43 @@
+package enforce
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/fence/request"
+	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// A client with uses of volumes that were not seen stays fenced until a caller
+// confirms its restart. Other clients do not wait for it.
+func TestUnfenceOfAClientWithUnseenUses(t *testing.T) {
+	r := newRig(t)
+	ctx := t.Context()
+	for node, addr := range map[string]string{"node-a": "10.0.0.1", "node-b": "10.0.0.2"} {
+		c := volume.Client{Node: node, Addrs: []netip.Addr{netip.MustParseAddr(addr)}}
+		testkit.Value(r.ledger.Grant(ctx, ledger.Grant{Volume: volume.ID("of-" + node), Client: c, Granted: time.Now().Add(-time.Hour)}))(t)
+	}
+	testkit.Value(r.ledger.RecordLook(ctx, ledger.Look{Volumes: map[volume.ID]bool{"of-node-a": true}, Expiry: time.Second}))(t)
+	a, b := req("o", "10.0.0.1/32"), req("o", "10.0.0.2/32")
+	testkit.Must(t, r.Fence(ctx, a), r.Fence(ctx, b), r.ledger.Revoke(ctx, "of-node-a", "node-a", nil), r.Unfence(ctx, b))
+	for _, force := range []bool{false, true} {
+		a.Force = force
+		testkit.WantError(t, "Unfence", r.Unfence(ctx, a), errs.Precondition, "node-a", "of-node-a", request.RestartedParameter)
+	}
+	if r.phases() != "10.0.0.1/32 o fenced" || r.held() != "10.0.0.1/32" {
+		t.Errorf("after the refusal: %s, held %s", r.phases(), r.held())
+	}
+	r.restart()
+	if s := testkit.Value(r.Status(ctx))(t); len(s.Unseen) != 1 {
+		t.Errorf("status: %+v", s)
+	}
+	a.Restarted = true
+	testkit.Must(t, r.Unfence(ctx, a))
+	if s := testkit.Value(r.Status(ctx))(t); len(s.Unseen)+len(s.Fences) != 0 {
+		t.Errorf("status: %+v", s)
+	}
+}
