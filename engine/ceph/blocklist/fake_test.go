@@ -216,7 +216,11 @@ func (f *fakeCluster) OSDCommand(ctx context.Context, id int, _ []byte) ([]byte,
 		if o.lag == 0 {
 			defer f.update(o)
 		}
-		return fmt.Appendf(nil, `{"whoami":%d,"newest_map":%d}`, id, o.newest), nil
+		format := `{"whoami":%d,"newest_map":%d}`
+		if id%2 == 1 { // of Ceph 20
+			format = `{"whoami":%d,"newest_map":"%d"}`
+		}
+		return fmt.Appendf(nil, format, id, o.newest), nil
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"time"
 
@@ -145,12 +146,14 @@ func (f *Fencer) newestMap(ctx context.Context, osd int) (uint64, error) {
 		return 0, fmt.Errorf("read the map of osd.%d: %w", osd, err)
 	}
 	var status struct {
-		Newest *uint64 `json:"newest_map"`
+		Newest json.Number `json:"newest_map"` // a string from Ceph 20
 	}
-	if err := json.Unmarshal(out, &status); err != nil || status.Newest == nil {
+	err = json.Unmarshal(out, &status)
+	newest, invalid := strconv.ParseUint(status.Newest.String(), 10, 64)
+	if err := errors.Join(err, invalid); err != nil {
 		return 0, fmt.Errorf("the status of osd.%d has no newest_map: %w", osd, errors.Join(err, errors.New(errs.Clip(string(out), 200))))
 	}
-	return *status.Newest, nil
+	return newest, nil
 }
 
 // Check returns an error if the Ceph user cannot fence, without a change.
