@@ -139,7 +139,7 @@ func TestOpenRefuses(t *testing.T) {
 		"a missing user":   {func(c *Config) { c.Credentials.User = "missing" }, errs.Unauthenticated},
 		"a missing pool":   {func(c *Config) { c.Pools = []string{"nosuchpool"} }, errs.NotFound},
 		"no pool":          {func(c *Config) { c.Pools = nil }, errs.Invalid},
-		"a foreign pool":   {func(c *Config) { c.Pools = []string{"device_health_metrics"} }, errs.Denied},
+		"a foreign pool":   {func(c *Config) { c.Pools = []string{testFS + "_meta"} }, errs.Denied},
 		"no monitor there": {func(c *Config) { c.Cluster.Monitors = []string{"127.0.0.1:1"} }, errs.Unavailable},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -84,6 +84,9 @@ func (m *fsMount) mount() (*cephfs.MountInfo, error) {
 	if is(err, syscall.EACCES, syscall.EPERM) {
 		return nil, errs.Errorf(errs.Denied, "mount %s of file system %s: %w: the Ceph user of the controller needs the capability mds 'allow *', or for volumes without fences mds 'allow rw fsname=%[2]s path=%[1]s'", m.root, m.fs, plain(err))
 	}
+	if is(err, syscall.ETIMEDOUT) {
+		return nil, errs.Errorf(errs.Unavailable, "mount %s of file system %s: %w: no metadata server answers; check them, and that the Ceph user has the capability mds 'allow *', because Ceph 20 does not answer a user without one", m.root, m.fs, plain(err))
+	}
 	return nil, explain(err, "mount %s of file system %s", m.root, m.fs)
 }
 
