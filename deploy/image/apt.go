@@ -25,6 +25,7 @@ const listsLast = 24 * time.Hour
 type apt struct {
 	dir          string
 	architecture string // Debian's name, equal to Go's for amd64 and arm64
+	release      string // as apt names it; empty: the machine's
 	log          func(format string, args ...any)
 }
 
@@ -49,7 +50,7 @@ func (a archive) Version() string {
 // config is read after the machine's configuration. It clears the machine's
 // hooks, which are meant for the machine's own lists.
 func (a apt) config() string {
-	return fmt.Sprintf(`#clear APT::Update;
+	text := fmt.Sprintf(`#clear APT::Update;
 #clear DPkg::Post-Invoke;
 #clear APT::Architectures;
 APT::Architecture %q;
@@ -60,6 +61,45 @@ APT::Sandbox::User "root";
 Acquire::Languages "none";
 Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
 `, a.architecture, a.architecture, filepath.Join(a.dir, "lists")+"/", filepath.Join(a.dir, "cache")+"/")
+	if a.release != "" { // its packages do not depend on what is installed here
+		text += fmt.Sprintf("Dir::Etc::sourcelist %q;\nDir::Etc::sourceparts %q;\nDir::State::status %q;\n",
+			filepath.Join(a.dir, "sources.list"), filepath.Join(a.dir, "none")+"/", filepath.Join(a.dir, "status"))
+	}
+	return text
+}
+
+// writeSources writes the sources of a release that is not the machine's.
+func (a apt) writeSources(ctx context.Context) error {
+	targets, err := output(exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT) $(SIGNED_BY)", "Identifier: Packages"))
+	if err != nil {
+		return fmt.Errorf("read the machine's apt sources: %w", err)
+	}
+	source, err := sourceOf(a.release, targets)
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		os.MkdirAll(filepath.Join(a.dir, "none"), 0o755),
+		os.WriteFile(filepath.Join(a.dir, "status"), nil, 0o644),
+		os.WriteFile(filepath.Join(a.dir, "sources.list"), []byte(source), 0o644),
+	)
+}
+
+// sourceOf derives the source of a release from that of the machine's release,
+// which apt lists as repository, release, component and file of keys.
+func sourceOf(release, targets string) (string, error) {
+	for line := range strings.Lines(targets) {
+		fields := strings.Fields(line)
+		if len(fields) < 3 || fields[1] != machineRelease || fields[2] != "main" {
+			continue
+		}
+		options := ""
+		if len(fields) == 4 && filepath.IsAbs(fields[3]) {
+			options = "[signed-by=" + fields[3] + "] "
+		}
+		return fmt.Sprintf("deb %s%s %s main\n", options, fields[0], release), nil
+	}
+	return "", fmt.Errorf("apt has no source of %s main, from which that of %s is derived", machineRelease, release)
 }
 
 func (a apt) command(ctx context.Context, args ...string) *exec.Cmd {
@@ -81,6 +121,11 @@ func (a apt) prepare(ctx context.Context) error {
 	}
 	if err := os.WriteFile(filepath.Join(a.dir, "apt.conf"), []byte(a.config()), 0o644); err != nil {
 		return err
+	}
+	if a.release != "" {
+		if err := a.writeSources(ctx); err != nil {
+			return err
+		}
 	}
 	stamp := filepath.Join(a.dir, "updated")
 	info, err := os.Stat(stamp)
@@ -112,6 +157,22 @@ func (a apt) renew(cause error) error {
 		return errors.Join(cause, err)
 	}
 	return fmt.Errorf("%w (the next run fetches the package lists again)", cause)
+}
+
+// closure returns the packages and everything that they depend on, of a release
+// that is not the machine's.
+func (a apt) closure(ctx context.Context, names []string) ([]string, error) {
+	text, err := output(a.command(ctx, append([]string{"--simulate", "--no-install-recommends", "-y", "install"}, names...)...))
+	if err != nil {
+		return nil, fmt.Errorf("list the dependencies with apt: %w", err)
+	}
+	var all []string
+	for line := range strings.Lines(text) {
+		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "Inst" {
+			all = append(all, fields[1])
+		}
+	}
+	return all, nil
 }
 
 // archives returns the archives of the packages.

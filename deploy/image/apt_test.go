@@ -50,6 +50,22 @@ func TestConfigOfApt(t *testing.T) {
 	}
 }
 
+// The source of another release is the machine's mirror with the machine's keys.
+func TestSourceOf(t *testing.T) {
+	const targets = "https://deb.example/security/ bookworm-security main /keys/a.gpg\nhttps://deb.example/debian/ bookworm contrib /keys/a.gpg\n"
+	for target, want := range map[string]string{
+		"https://deb.example/debian/ bookworm main /keys/a.gpg\n": "deb [signed-by=/keys/a.gpg] https://deb.example/debian/ testing main\n",
+		"https://deb.example/debian/ bookworm main \n":            "deb https://deb.example/debian/ testing main\n",
+	} {
+		if got := testkit.Value(sourceOf("testing", targets+target))(t); got != want {
+			t.Errorf("of %q: got %q, want %q", target, got, want)
+		}
+	}
+	if got, err := sourceOf("testing", targets); err == nil || !strings.Contains(err.Error(), "no source of bookworm main") {
+		t.Errorf("without the machine's release: got %q, %v", got, err)
+	}
+}
+
 // A run without network can leave empty lists: they must not be reused.
 func TestRenew(t *testing.T) {
 	a := apt{dir: t.TempDir()}

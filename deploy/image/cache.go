@@ -6,10 +6,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 
 	"github.com/cleatproject/cleat/internal/linux/flock"
@@ -29,8 +32,10 @@ func DefaultCache() (string, error) {
 }
 
 // fetch returns a directory with the packages' archives, and their list. They
-// are downloaded once; the directory is created atomically.
-func fetch(ctx context.Context, cache, architecture string, names []string, log func(format string, args ...any)) (string, []archive, error) {
+// are downloaded once; the directory is created atomically. An empty release is
+// the machine's; of another one the packages come with everything that they
+// depend on.
+func fetch(ctx context.Context, cache, architecture, release string, names []string, log func(format string, args ...any)) (string, []archive, error) {
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return "", nil, fmt.Errorf("package cache: %w", err)
 	}
@@ -42,9 +47,14 @@ func fetch(ctx context.Context, cache, architecture string, names []string, log 
 	if err := flock.Lock(ctx, lock); err != nil {
 		return "", nil, fmt.Errorf("package cache: %w", err)
 	}
-	a := apt{dir: filepath.Join(cache, "apt-"+architecture), architecture: architecture, log: log}
+	a := apt{dir: filepath.Join(cache, "apt-"+release+architecture), architecture: architecture, release: release, log: log}
 	if err := a.prepare(ctx); err != nil {
 		return "", nil, err
+	}
+	if release != "" {
+		if names, err = a.closure(ctx, names); err != nil {
+			return "", nil, a.renew(err)
+		}
 	}
 	archives, err := a.archives(ctx, names)
 	if err != nil {
@@ -59,6 +69,37 @@ func fetch(ctx context.Context, cache, architecture string, names []string, log 
 		return "", nil, a.renew(err)
 	}
 	return dir, archives, prune(cache, filepath.Base(dir))
+}
+
+// Unpacked returns a directory with all files of packages, and of everything
+// that they depend on, of the Debian release that the variant's packages are of.
+func Unpacked(ctx context.Context, v Variant, to io.Writer, names ...string) (string, error) {
+	of, err := v.contents()
+	if err != nil {
+		return "", err
+	}
+	cache, err := DefaultCache()
+	if err != nil {
+		return "", err
+	}
+	// A cache of its own: the images' one keeps two sets.
+	dir, archives, err := fetch(ctx, filepath.Join(cache, "unpacked"), runtime.GOARCH, of.release, names, logger(to))
+	if err != nil {
+		return "", err
+	}
+	root := filepath.Join(dir, "root")
+	if _, err := os.Stat(root); err == nil {
+		return root, nil
+	}
+	logger(to)("unpacking %d Debian packages", len(archives))
+	return root, place(root, func(fresh string) error {
+		for _, a := range archives {
+			if _, err := output(exec.CommandContext(ctx, "dpkg-deb", "--extract", filepath.Join(dir, a.File), fresh)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // key identifies a set of archives.

@@ -45,7 +45,18 @@ func choose(t tree, packages []string, of contents) (chosen, error) {
 			}
 		}
 	}
-	return c, c.licences(packages)
+	return c, c.licences(c.packages(packages))
+}
+
+// packages returns the listed packages, and the others that the chosen files
+// are of.
+func (c chosen) packages(listed []string) []string {
+	all := slices.Clone(listed)
+	for name := range c.names {
+		all = append(all, c.tree[name].from)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 func (c chosen) uses(p string) bool {

@@ -1,10 +1,12 @@
 // Package image builds cleat's container images: cleat, the programs that it
-// runs with their libraries, and nothing else of Debian 12. Packages are
+// runs with their libraries, and nothing else of Debian 12; for the controller of
+// Ceph volumes Ceph's libraries of a newer Debian release. Packages are
 // downloaded by apt and unpacked, not installed; no registry is used. The build
 // is reproducible.
 package image
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -105,7 +107,7 @@ func Base(ctx context.Context, v Variant, architecture, cache string, to io.Writ
 	if err != nil {
 		return nil, nil, err
 	}
-	dir, archives, err := fetch(ctx, cache, architecture, names, logger(to))
+	dir, archives, err := fetch(ctx, cache, architecture, of.release, names, logger(to))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -117,6 +119,7 @@ func Base(ctx context.Context, v Variant, architecture, cache string, to io.Writ
 	if err != nil {
 		return nil, nil, err
 	}
+	described = slices.DeleteFunc(described, func(s stanza) bool { return !c.uses(s.name) })
 	var versions []string
 	for _, s := range described {
 		versions = append(versions, s.name+"="+s.version)
@@ -148,6 +151,9 @@ func samplePlugins() []string {
 	return []string{"block-storage-vendor-dpu-plugin", "fs-storage-vendor-dpu-plugin", "nfs-storage-vendor-dpu-plugin", "storage-vendor-dpu-plugin"}
 }
 
+// machineRelease is Debian's name of the release of the machine, Debian 12.
+const machineRelease = "bookworm"
+
 // onDebian returns an error unless the machine runs Debian 12, whose packages
 // the image needs.
 func onDebian(release string) error {
@@ -156,7 +162,7 @@ func onDebian(release string) error {
 		return fmt.Errorf("read os-release: %w", err)
 	}
 	lines := strings.Split(string(data), "\n")
-	if slices.Contains(lines, "ID=debian") && slices.Contains(lines, "VERSION_CODENAME=bookworm") {
+	if slices.Contains(lines, "ID=debian") && slices.Contains(lines, "VERSION_CODENAME="+machineRelease) {
 		return nil
 	}
 	return errors.New("the image is built from packages of Debian 12, but this machine runs another system: build deploy/image/Dockerfile instead")
@@ -181,7 +187,7 @@ func labels(p program, of contents) map[string]string {
 		"org.opencontainers.image.description": of.description,
 		"org.opencontainers.image.version":     p.version,
 		"org.opencontainers.image.licenses":    "Apache-2.0",
-		"dev.cleat.image.base":                 "Debian 12",
+		"dev.cleat.image.base":                 "Debian " + cmp.Or(of.release, "12"),
 	}
 	if p.revision != "" {
 		all["org.opencontainers.image.revision"] = p.revision

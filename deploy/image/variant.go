@@ -29,6 +29,7 @@ type contents struct {
 	name          string // of the image
 	description   string
 	packages      string   // text of the package list
+	release       string   // of Debian, as apt names it; its packages can have dependencies outside the list. Empty: Debian 12
 	programs      []string // that cleat runs
 	libraries     []string // that cleat is linked with
 	configuration []string // other files kept from packages; a name that ends with / is a directory tree
@@ -50,7 +51,7 @@ func variants() map[Variant]contents {
 			settings: map[string]string{"CGO_ENABLED": "0", "GOOS": "linux"}, flags: "CGO_ENABLED=0 GOOS=linux",
 		},
 		Ceph: {
-			name: "cleat-ceph", description: "Controller of Ceph volumes", packages: cephPackagesFile,
+			name: "cleat-ceph", description: "Controller of Ceph volumes", packages: cephPackagesFile, release: "testing",
 			libraries: []string{"librados.so.2", "librbd.so.1", "libcephfs.so.2", "libc.so.6"}, configuration: scanned,
 			settings: map[string]string{"CGO_ENABLED": "1", "GOOS": "linux", "-tags": "ceph,pacific"}, flags: "CGO_ENABLED=1 GOOS=linux and -tags ceph,pacific",
 		},
