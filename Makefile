@@ -41,7 +41,7 @@ test: ## install missing packages and run every test that needs only this machin
 	scripts/test
 
 test-ceph: ## install Ceph's packages and test its volumes in a cluster that the tests start
-	@scripts/need go root race ceph
+	@scripts/need go root race ceph image
 	scripts/test ceph
 
 test-spdk: ## test SPDK volumes against the SPDK process behind CLEAT_SPDK_SOCKET, with connected hosts

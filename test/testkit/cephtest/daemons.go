@@ -2,7 +2,6 @@ package cephtest
 
 import (
 	"crypto/rand"
-	"encoding/base64"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -113,7 +111,10 @@ func (c *Cluster) configure() error {
 	}
 	var seed strings.Builder
 	for _, u := range users {
-		key := newKey()
+		key, err := c.newKey()
+		if err != nil {
+			return err
+		}
 		if u.name == "client.admin" {
 			c.adminKey = key
 		}
@@ -128,16 +129,11 @@ func (c *Cluster) configure() error {
 	return os.WriteFile(c.path("seed"), []byte(seed.String()), 0o600)
 }
 
-// newKey returns a random cephx key: type 1 (AES), time of creation, length,
-// 16 bytes.
-func newKey() string {
-	key := binary.LittleEndian.AppendUint16(nil, 1)
-	key = binary.LittleEndian.AppendUint32(key, uint32(time.Now().Unix()))
-	key = binary.LittleEndian.AppendUint32(key, 0)
-	key = binary.LittleEndian.AppendUint16(key, 16)
-	secret := make([]byte, 16)
-	_, _ = rand.Read(secret) // never fails
-	return base64.StdEncoding.EncodeToString(append(key, secret...))
+// newKey returns a random cephx key of the type that this release of Ceph
+// prefers: aes, from 20.2.4 aes256k.
+func (c *Cluster) newKey() (string, error) {
+	key, err := c.output("ceph-authtool", "--gen-print-key")
+	return strings.TrimSpace(key), err
 }
 
 // freePorts returns two ports that nothing uses now. They are outside the range
@@ -182,6 +178,7 @@ func (c *Cluster) environ() []string {
 func (c *Cluster) launch(name string) error {
 	kind, id, _ := strings.Cut(name, ".")
 	cmd := exec.Command("ceph-"+kind, "-f", "-i", id, "-c", c.Conf())
+	cmd.Dir = "/" // as systemd: Debian's 20.2.4 finds the OSD's classes relative to it
 	cmd.Env = c.environ()
 	out, err := os.OpenFile(c.path("log", name+".output"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
