@@ -30,6 +30,8 @@ var fullPools = []struct {
 	{"xfs without shared blocks", "xfs", []string{"-m", "reflink=0"}, exhaustAll, true},
 	{"ext4 bytes", "ext4", nil, exhaustAll, false},
 	{"ext4 inodes", "ext4", []string{"-N", "64"}, exhaustInodes, false},
+	{"btrfs bytes", "btrfs", nil, exhaustBytes, false},
+	{"btrfs metadata", "btrfs", nil, exhaustAll, false},
 }
 
 // A full pool promises no space. Its driver starts, everything can be deleted,

@@ -35,7 +35,7 @@ func (r *rig) fillAll() {
 // driver restarts. A volume that cannot be mounted says why.
 func TestNoSpace(t *testing.T) {
 	t.Parallel()
-	for _, fsType := range []mkfs.Type{mkfs.XFS} {
+	for _, fsType := range []mkfs.Type{mkfs.XFS, mkfs.Btrfs} {
 		t.Run(string(fsType), func(t *testing.T) {
 			t.Parallel()
 			r := newRigOn(t, fsType, "--overprovision-ratio", "20")
