@@ -165,11 +165,15 @@ func (p *pool) writeRecords(ctx context.Context, r records) error {
 	return errors.Join(s.Update(ctx, r.put), s.Close())
 }
 
-// moveAside renames the previous store. Until the new one has its name the
+// moveAside renames the previous store, and its copy. Until the new one has its name the
 // driver does not start, and a repeated Rebuild completes.
 func (p *pool) moveAside() (string, error) {
 	aside := asidePrefix + time.Now().UTC().Format("20060102T150405.000000000")
-	err := p.root.Rename(storeName, aside)
+	// The next start makes another copy.
+	err := p.root.Rename(recordsBackup, aside+".backup")
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		err = p.root.Rename(storeName, aside)
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}

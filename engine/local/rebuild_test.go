@@ -83,6 +83,9 @@ func TestRebuild(t *testing.T) {
 			wantKind(t, err, "Rebuild of readable records", errs.Precondition)
 			testkit.Must(t, os.WriteFile(filepath.Join(c.Pool, storeName), []byte("damaged"), 0o600))
 			r := testkit.Value(Rebuild(t.Context(), c, RebuildOptions{}))(t)
+			if _, err := os.Stat(r.Aside + ".backup"); err != nil {
+				t.Errorf("the copy of the records: %v", err)
+			}
 			if text, err := os.ReadFile(r.Aside); !r.Complete() || err != nil || string(text) != "damaged" {
 				t.Errorf("%+v; the damaged file: %q, %v", r, text, err)
 			}
