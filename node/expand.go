@@ -27,6 +27,11 @@ type ExpandRequest struct {
 // cannot grow in its current use; the message says what has grown, and when the
 // rest will.
 func (m *Manager) Expand(ctx context.Context, r ExpandRequest) (int64, error) {
+	ctx, done, err := m.change(ctx, r.Volume)
+	if err != nil {
+		return 0, err
+	}
+	defer done()
 	p, err := m.find(ctx, r.Volume, r.Path)
 	if err != nil {
 		return 0, err

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/deviceop"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -124,18 +125,28 @@ func (m *Manager) Volumes(ctx context.Context) ([]volume.ID, error) {
 	return ids, nil
 }
 
-// change keeps Health from reporting a missing mount until done is called.
-func (m *Manager) change(id volume.ID) (done func()) {
+// callWait is the wait for system calls of a process that has just ended.
+const callWait = 2 * time.Second
+
+// change keeps Health from reporting a missing mount, and other processes from
+// changing the volume, until done is called. Unavailable: the kernel still
+// executes a call of an earlier process for the volume.
+func (m *Manager) change(ctx context.Context, id volume.ID) (locked context.Context, done func(), err error) {
+	locked, unlock, err := deviceop.Lock(ctx, callWait, m.config.Store+".lock", "volume", string(id))
+	if err != nil {
+		return nil, nil, err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.changing[id]++
-	return func() {
+	return locked, func() {
+		defer unlock()
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if m.changing[id]--; m.changing[id] == 0 {
 			delete(m.changing, id)
 		}
-	}
+	}, nil
 }
 
 func (m *Manager) isChanging(id volume.ID) bool {

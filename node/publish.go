@@ -30,7 +30,11 @@ func (r PublishRequest) readOnly() bool { return r.ReadOnly || requestsReadOnly(
 // forbids another publish, or the target is not free. A stage whose device is
 // Lost is replaced first. After an error all effects are rolled back.
 func (m *Manager) Publish(ctx context.Context, r PublishRequest) error {
-	defer m.change(r.Volume)()
+	ctx, done, err := m.change(ctx, r.Volume)
+	if err != nil {
+		return err
+	}
+	defer done()
 	capability, err := newStoredCapability(r.Capability)
 	if err != nil {
 		return err
@@ -44,8 +48,8 @@ func (m *Manager) Publish(ctx context.Context, r PublishRequest) error {
 	} else if err := m.restageLost(ctx, r, capability); err != nil {
 		return err
 	}
-	done, err := m.adoptPublish(ctx, r.Target, &desired)
-	if err != nil || done {
+	adopted, err := m.adoptPublish(ctx, r.Target, &desired)
+	if err != nil || adopted {
 		return err
 	}
 	if err := m.checkPath("target_path", r.Target); err != nil {

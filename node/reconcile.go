@@ -23,15 +23,21 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 		return err
 	}
 	inParallel(volumes, func(id volume.ID, v volumeRecords) {
+		locked, done, err := m.change(ctx, id)
+		if err != nil {
+			m.report(ctx, "volume", string(id), err)
+			return
+		}
+		defer done()
 		for _, p := range v.publishes {
-			if err := m.reconcilePublish(ctx, p); err != nil {
+			if err := m.reconcilePublish(locked, p); err != nil {
 				m.report(ctx, "publish", p.Target, err)
 			}
 		}
 		if v.stage == nil {
 			return
 		}
-		if err := m.reconcileStage(ctx, id, *v.stage); err != nil {
+		if err := m.reconcileStage(locked, id, *v.stage); err != nil {
 			m.report(ctx, "stage", string(id), err)
 		}
 	})

@@ -37,8 +37,12 @@ type StageRequest struct {
 // elsewhere, or the volume or path cannot be used. A stage whose device is Lost
 // is replaced if nothing uses it. After an error all effects are rolled back.
 func (m *Manager) Stage(ctx context.Context, r StageRequest) error {
-	defer m.change(r.Volume)()
-	err := m.stageOrRepeat(ctx, r)
+	ctx, done, err := m.change(ctx, r.Volume)
+	if err != nil {
+		return err
+	}
+	defer done()
+	err = m.stageOrRepeat(ctx, r)
 	if err == nil && len(r.Secrets) > 0 {
 		m.secrets.Store(r.Volume, r.Secrets)
 	}

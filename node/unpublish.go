@@ -17,7 +17,11 @@ type UnpublishRequest struct {
 // Unpublish unpublishes a volume and removes the target. It is idempotent.
 // Precondition: the volume is in use, or the target has other files.
 func (m *Manager) Unpublish(ctx context.Context, r UnpublishRequest) error {
-	defer m.change(r.Volume)()
+	ctx, done, err := m.change(ctx, r.Volume)
+	if err != nil {
+		return err
+	}
+	defer done()
 	rec, ok, err := m.records.publish(ctx, r.Target)
 	switch {
 	case err != nil:

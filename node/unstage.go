@@ -18,7 +18,11 @@ type UnstageRequest struct {
 // device of the volume. Precondition: the volume is published or in use, as the
 // message says.
 func (m *Manager) Unstage(ctx context.Context, r UnstageRequest) error {
-	defer m.change(r.Volume)()
+	ctx, done, err := m.change(ctx, r.Volume)
+	if err != nil {
+		return err
+	}
+	defer done()
 	rec, ok, err := m.records.stage(ctx, r.Volume)
 	switch {
 	case err != nil:

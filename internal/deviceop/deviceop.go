@@ -15,6 +15,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/flock"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/op"
 )
 
@@ -73,7 +74,7 @@ func Do[T any](ctx context.Context, o *Operations, object, what, fingerprint str
 	ctx, cancel := context.WithTimeout(ctx, o.config.Timeout)
 	defer cancel()
 	result, err := op.Do(ctx, o.ops, op.Request{Keys: []string{object}, Fingerprint: what + " " + fingerprint, What: what}, func(ctx context.Context) (T, error) {
-		unlock, err := o.lock(ctx, object)
+		ctx, unlock, err := Lock(ctx, lockWait, o.config.Lock, o.config.Object, object)
 		if err != nil {
 			return none, err
 		}
@@ -86,25 +87,32 @@ func Do[T any](ctx context.Context, o *Operations, object, what, fingerprint str
 	return result, err
 }
 
-// lock excludes operations of other processes on an object. The kernel releases
-// the lock of a process that ends.
-func (o *Operations) lock(ctx context.Context, object string) (unlock func(), err error) {
-	if err := os.MkdirAll(filepath.Dir(o.config.Lock), 0o700); err != nil {
-		return nil, err
+// Lock excludes operations of other processes on an object, and waits for them.
+// It is a lock in a file, whose directory is created. The kernel
+// releases the lock of a process that ends; calls of the package kernelcall with
+// the returned context keep it until they have ended. Unavailable: such a call
+// still runs. Busy: a process works on the object.
+func Lock(ctx context.Context, wait time.Duration, file, kind, object string) (locked context.Context, unlock func(), err error) {
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return nil, nil, err
 	}
-	f, err := os.OpenFile(o.config.Lock, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, lockWait)
-	defer cancel()
 	sum := sha256.Sum256([]byte(object))
-	if err := flock.LockByte(ctx, f, int64(binary.BigEndian.Uint64(sum[:])>>2)); err != nil {
-		f.Close()
-		if errors.Is(err, flock.ErrHeld) {
-			err = errs.Errorf(errs.Busy, "another process of this driver works on the %s %s: %w", o.config.Object, object, err)
-		}
-		return nil, err
+	bounded, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	err = flock.LockByte(bounded, f, int64(binary.BigEndian.Uint64(sum[:])>>2))
+	if err == nil {
+		return kernelcall.Holding(ctx, object, f), func() { f.Close() }, nil
 	}
-	return func() { f.Close() }, nil
+	f.Close()
+	if !errors.Is(err, flock.ErrHeld) {
+		return nil, nil, err
+	}
+	if calls := kernelcall.Running(object); calls != "" {
+		return nil, nil, errs.Errorf(errs.Unavailable, "the kernel has not finished a call for the %s %s (%s), made by a process of this driver that has ended: it waits for the storage; repair that, or restart this node (%w)", kind, object, calls, err)
+	}
+	return nil, nil, errs.Errorf(errs.Busy, "another process of this driver works on the %s %s: %w", kind, object, err)
 }

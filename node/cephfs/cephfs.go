@@ -238,7 +238,7 @@ func (v directory) flush(ctx context.Context) error {
 	if v.isFenced(ctx) {
 		return nil
 	}
-	err := cephmount.Sync(v.dir)
+	err := cephmount.Sync(ctx, v.dir)
 	if v.isFenced(ctx) {
 		return nil
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/cleatproject/cleat/internal/deviceop"
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
 	"github.com/cleatproject/cleat/internal/linux/holders"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	kernel "github.com/cleatproject/cleat/internal/linux/nvme"
 	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/node"
@@ -266,7 +267,7 @@ func (a *Attacher) flush(ctx context.Context, r record) error {
 	if err != nil {
 		return err
 	}
-	err = f.Sync()
+	err = kernelcall.Sync(ctx, f)
 	if err := errors.Join(f.Close(), checkUnused(ctx, n)); err != nil {
 		return err
 	}

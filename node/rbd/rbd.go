@@ -196,7 +196,7 @@ func (a *Attacher) Detach(ctx context.Context, t node.Target) error {
 }
 
 func (a *Attacher) detach(ctx context.Context, d krbd.Device) error {
-	err := a.kernel.Flush(d)
+	err := a.kernel.Flush(ctx, d)
 	switch {
 	case errors.Is(err, unix.EIO):
 		if _, returned := a.flushFailed.LoadOrStore(toDevice(d), true); !returned {
@@ -219,8 +219,8 @@ func (a *Attacher) Resize(ctx context.Context, t node.Target) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return run(ctx, a, name(d.Pool, d.Image), "resize", t, func(context.Context) (int64, error) {
-		if err := a.kernel.Refresh(d); err != nil {
+	return run(ctx, a, name(d.Pool, d.Image), "resize", t, func(ctx context.Context) (int64, error) {
+		if err := a.kernel.Refresh(ctx, d); err != nil {
 			return 0, err
 		}
 		d, err := a.only(t)

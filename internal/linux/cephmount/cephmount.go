@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/linux/kmod"
 	"github.com/cleatproject/cleat/internal/linux/libceph"
 )
@@ -47,8 +48,11 @@ func Mount(ctx context.Context, s Spec) error {
 	if err := ready(ctx); err != nil {
 		return err
 	}
-	key := "cleat/" + rand.Text()
-	source, options := s.Addresses()+":"+s.Path, s.options(key)
+	key, err := s.KernelKey("cleat/" + rand.Text())
+	if err != nil {
+		return err
+	}
+	source, options := s.Addresses()+":"+s.Path, s.options(key.Name)
 	if len(options) > maxOptions || len(source) >= unix.PathMax {
 		return errs.Errorf(errs.Invalid, "the path %s of the volume is too long for a mount", errs.Quote(s.Path))
 	}
@@ -56,10 +60,8 @@ func Mount(ctx context.Context, s Spec) error {
 	if s.ReadOnly {
 		flags = unix.MS_RDONLY
 	}
-	return s.explain(s.WithKey(key, libceph.AddKey, func() error {
-		// Not fsopen(2): fsconfig(2) limits the source to 255 bytes.
-		return ignoringSignals(func() error { return unix.Mount(source, s.Target, FSType, flags, options) })
-	}))
+	// Not fsopen(2): fsconfig(2) limits the source to 255 bytes.
+	return s.explain(ignoringSignals(func() error { return kernelcall.Mount(ctx, source, s.Target, FSType, flags, options, key) }))
 }
 
 // options is for the older syntax of the source, MONITORS:PATH, which all
@@ -136,13 +138,8 @@ func (s Spec) explain(err error) error {
 }
 
 // Sync writes all data of the mount at a directory to the cluster.
-func Sync(dir string) error {
-	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err == nil {
-		defer unix.Close(fd)
-		err = ignoringSignals(func() error { return unix.Syncfs(fd) })
-	}
-	if err != nil {
+func Sync(ctx context.Context, dir string) error {
+	if err := ignoringSignals(func() error { return kernelcall.SyncFS(ctx, dir) }); err != nil {
 		return fmt.Errorf("write the data of %s to the cluster: %w", dir, err)
 	}
 	return nil

@@ -12,18 +12,19 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
 	"github.com/cleatproject/cleat/internal/linux/holders"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
 // Flush writes the data of the page cache to the cluster. It blocks until the
 // cluster answers. EIO: data was lost.
-func (k *Kernel) Flush(d Device) error {
+func (k *Kernel) Flush(ctx context.Context, d Device) error {
 	f, err := k.Open(d)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if err := f.Sync(); err != nil {
+	if err := kernelcall.Sync(ctx, f); err != nil {
 		return fmt.Errorf("flush %s: %w", d.Path, err)
 	}
 	return nil
@@ -39,7 +40,7 @@ func (k *Kernel) Unmap(ctx context.Context, d Device) error {
 		if err := k.verify(d); err != nil {
 			return false, err
 		}
-		err = k.Write(k.bus("remove_single_major"), strconv.Itoa(d.ID))
+		err = k.Write(ctx, k.bus("remove_single_major"), strconv.Itoa(d.ID), kernelcall.Key{})
 		return errors.Is(err, unix.EBUSY), err
 	})
 	switch {
@@ -67,8 +68,8 @@ func (k *Kernel) verify(d Device) error {
 
 // Refresh reads the image's header, as the kernel does when the image changes.
 // It blocks until the cluster answers.
-func (k *Kernel) Refresh(d Device) error {
-	if err := k.Write(k.bus("devices", strconv.Itoa(d.ID), "refresh"), "1"); err != nil {
+func (k *Kernel) Refresh(ctx context.Context, d Device) error {
+	if err := k.Write(ctx, k.bus("devices", strconv.Itoa(d.ID), "refresh"), "1", kernelcall.Key{}); err != nil {
 		return fmt.Errorf("refresh %s: %w", d.Path, err)
 	}
 	return nil

@@ -13,25 +13,23 @@ import (
 	"path/filepath"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/linux/kmod"
-	"github.com/cleatproject/cleat/internal/linux/libceph"
-	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
 // Kernel is a kernel with RBD. Its fields are replaced in tests.
 type Kernel struct {
 	Sys, Dev string // mount points of sysfs and devtmpfs
-	// Write writes to a file of sysfs.
-	Write func(path, text string) error
-	// AddKey adds a Ceph key to the keyring of the calling thread.
-	AddKey func(name string, payload []byte) error
+	// Write writes to a file of sysfs, with a key that the kernel can find
+	// during the write.
+	Write func(ctx context.Context, path, text string, key kernelcall.Key) error
 	// Load loads the RBD module.
 	Load func(ctx context.Context) error
 }
 
 // Host returns this machine's kernel.
 func Host() *Kernel {
-	return &Kernel{Sys: "/sys", Dev: "/dev", Write: sysfs.Write, AddKey: libceph.AddKey, Load: func(ctx context.Context) error { return kmod.Load(ctx, "rbd") }}
+	return &Kernel{Sys: "/sys", Dev: "/dev", Write: kernelcall.Write, Load: func(ctx context.Context) error { return kmod.Load(ctx, "rbd") }}
 }
 
 func (k *Kernel) bus(elements ...string) string {

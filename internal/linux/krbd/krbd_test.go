@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/linux/krbd"
 	"github.com/cleatproject/cleat/internal/linux/krbd/krbdtest"
 	"github.com/cleatproject/cleat/internal/linux/libceph"
@@ -62,14 +63,14 @@ func TestMap(t *testing.T) {
 	if err := k.Unmap(t.Context(), d); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "this process") {
 		t.Errorf("Unmap of an open device: %v", err)
 	}
-	testkit.Must(t, f.Close(), k.Flush(d), k.SetReadOnly(again, true), k.Refresh(again), k.Unmap(t.Context(), d), k.Unmap(t.Context(), d))
+	testkit.Must(t, f.Close(), k.Flush(t.Context(), d), k.SetReadOnly(again, true), k.Refresh(t.Context(), again), k.Unmap(t.Context(), d), k.Unmap(t.Context(), d))
 	all := testkit.Value(k.List())(t)
 	again.ReadOnly = true
 	if len(all) == 1 {
 		again.InFlight, again.Completed = all[0].InFlight, all[0].Completed
 	}
 	testkit.Diff(t, "the devices", []krbd.Device{again}, all)
-	testkit.WantError(t, "Flush of an unmapped device", k.Flush(d), krbd.ErrGone)
+	testkit.WantError(t, "Flush of an unmapped device", k.Flush(t.Context(), d), krbd.ErrGone)
 	// The number is another map's now.
 	s.ReadOnly = true
 	reader := testkit.Value(k.Map(t.Context(), s))(t)
@@ -138,8 +139,7 @@ func FuzzMap(f *testing.F) {
 		k := krbd.Host()
 		k.Sys = t.TempDir()
 		testkit.Must(t, os.MkdirAll(filepath.Join(k.Sys, "bus/rbd"), 0o700))
-		k.AddKey = func(string, []byte) error { return nil }
-		k.Write = func(_, text string) error { line = text; return unix.ENOENT }
+		k.Write = func(_ context.Context, _, text string, _ kernelcall.Key) error { line = text; return unix.ENOENT }
 		s := spec()
 		s.User, s.Pool, s.Namespace, s.Image = user, pool, namespace, image
 		if _, err := k.Map(t.Context(), s); err == nil {

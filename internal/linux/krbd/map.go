@@ -80,9 +80,11 @@ func (k *Kernel) Map(ctx context.Context, s Spec) (Device, error) {
 	if err := k.ready(ctx); err != nil {
 		return Device{}, err
 	}
-	key := s.Owner + "/" + rand.Text()
-	err := s.WithKey(key, k.AddKey, func() error { return k.Write(k.bus("add_single_major"), s.line(key)) })
+	key, err := s.KernelKey(s.Owner + "/" + rand.Text())
 	if err != nil {
+		return Device{}, err
+	}
+	if err := k.Write(ctx, k.bus("add_single_major"), s.line(key.Name), key); err != nil {
 		return Device{}, s.explain(err)
 	}
 	all, err := k.List()
@@ -90,7 +92,7 @@ func (k *Kernel) Map(ctx context.Context, s Spec) (Device, error) {
 		return Device{}, err
 	}
 	for _, d := range all {
-		if d.Key == key {
+		if d.Key == key.Name {
 			return d, nil
 		}
 	}

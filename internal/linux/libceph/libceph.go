@@ -4,15 +4,12 @@ package libceph
 
 import (
 	"encoding/base64"
-	"fmt"
 	"net/netip"
-	"runtime"
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 )
 
 // Client is how a driver becomes a client of a cluster.
@@ -79,7 +76,7 @@ func (c Client) Check() error {
 	if err := CheckName("user", c.User); err != nil {
 		return err
 	}
-	_, err := c.payload()
+	_, err := c.KernelKey("")
 	return err
 }
 
@@ -96,36 +93,11 @@ func CheckName(what, value string) error {
 	return nil
 }
 
-func (c Client) payload() ([]byte, error) {
+// KernelKey returns the user's key for a call to the kernel.
+func (c Client) KernelKey(name string) (kernelcall.Key, error) {
 	secret, err := base64.StdEncoding.DecodeString(strings.TrimSpace(c.Secret))
 	if err != nil || len(secret) == 0 {
-		return nil, errs.Errorf(errs.Invalid, "the key of client.%s is not a Ceph key: it must be base64, as `ceph auth print-key` prints it", c.User)
+		return kernelcall.Key{}, errs.Errorf(errs.Invalid, "the key of client.%s is not a Ceph key: it must be base64, as `ceph auth print-key` prints it", c.User)
 	}
-	return secret, nil
-}
-
-// AddKey adds a key to the keyring of this thread, which no other one can read
-// and which ends with it.
-func AddKey(name string, payload []byte) error {
-	_, err := unix.AddKey("ceph", name, payload, unix.KEY_SPEC_THREAD_KEYRING)
-	return err
-}
-
-// WithKey calls fn on a thread of its own, which alone has the user's key, added
-// by add. The thread ends with fn, as its goroutine does not unlock it.
-func (c Client) WithKey(name string, add func(name string, payload []byte) error, fn func() error) error {
-	payload, err := c.payload()
-	if err != nil {
-		return err
-	}
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if err := add(name, payload); err != nil {
-			done <- fmt.Errorf("add the key to the kernel's keyring: %w", err)
-			return
-		}
-		done <- fn()
-	}()
-	return <-done
+	return kernelcall.Key{Name: name, Payload: secret}, nil
 }

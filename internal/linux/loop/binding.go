@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 )
 
 // Size returns the size of the device in bytes. Errors: ErrGone.
@@ -27,7 +28,7 @@ func Size(ctx context.Context, d Device) (int64, error) {
 // Flush writes out dirty data of the device and of the backing file. Errors:
 // ErrGone.
 func Flush(ctx context.Context, d Device) error {
-	return host().with(ctx, d, func(f *os.File, _ Device) error { return f.Sync() })
+	return host().with(ctx, d, func(f *os.File, _ Device) error { return kernelcall.Sync(ctx, f) })
 }
 
 func (k kernel) with(ctx context.Context, d Device, do func(f *os.File, now Device) error) error {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
@@ -61,7 +62,7 @@ func createOnce(ctx context.Context, s Spec, superblock []string, attr attribute
 			return nil, err
 		}
 	}
-	if err := fs.command("create", unix.FsconfigCreate); err != nil {
+	if err := fs.command("create", func(fd int) error { return kernelcall.CreateSuperblock(ctx, fd) }); err != nil {
 		return nil, err
 	}
 	fd, err := unix.Fsmount(fs.fd, unix.FSMOUNT_CLOEXEC, int(attr.set))

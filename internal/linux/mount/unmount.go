@@ -11,6 +11,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/holders"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
@@ -28,7 +29,7 @@ func unmount(ctx context.Context, target string) error {
 	}
 	for layer := range maxLayers {
 		err := retry.For(ctx, unmountBound, func() (again bool, err error) {
-			err = unmountTop(target)
+			err = unmountTop(ctx, target)
 			return errors.Is(err, unix.EBUSY), err
 		})
 		switch {
@@ -47,9 +48,9 @@ func unmount(ctx context.Context, target string) error {
 
 // unmountTop does not follow a symbolic link at the end. It is never lazy: a
 // device would then seem unused that is not.
-func unmountTop(target string) error {
+func unmountTop(ctx context.Context, target string) error {
 	for {
-		switch err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW); {
+		switch err := kernelcall.Unmount(ctx, target, unix.UMOUNT_NOFOLLOW); {
 		case errors.Is(err, unix.EINTR):
 		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
 			return errNotMounted

@@ -121,7 +121,7 @@ func (k *Kernel) Connect(ctx context.Context, c Connection) error {
 		defer log.Close()
 		logErr = log.SkipAll()
 	}
-	answer, err := k.request(c.line())
+	answer, err := k.request(ctx, c.line())
 	if err != nil {
 		reason := ""
 		if logErr == nil {

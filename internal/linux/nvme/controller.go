@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
@@ -125,7 +126,7 @@ func (k *Kernel) Delete(ctx context.Context, c Controller) error {
 	if _, found, err := k.find(c); err != nil || !found {
 		return err
 	}
-	if err := sysfs.Write(k.class(c.Name, "delete_controller"), "1"); err != nil && !sysfs.IsAbsent(err) {
+	if err := kernelcall.Write(ctx, k.class(c.Name, "delete_controller"), "1", kernelcall.Key{}); err != nil && !sysfs.IsAbsent(err) {
 		return fmt.Errorf("disconnect %s from %s: %w", c.Name, c.NQN, err)
 	}
 	return retry.For(ctx, removalBound, func() (again bool, err error) {

@@ -7,10 +7,8 @@
 package nvme
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/linux/kmod"
 )
 
@@ -77,19 +76,7 @@ func (k *Kernel) options() (map[string]bool, error) {
 
 // request writes a line to /dev/nvme-fabrics and reads the answer from the same
 // descriptor. The error does not have the line, which can hold a key.
-func (k *Kernel) request(line string) (answer string, err error) {
-	fd, err := unix.Open(k.fabrics(), unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return "", &fs.PathError{Op: "open", Path: k.fabrics(), Err: err}
-	}
-	defer func() { _ = unix.Close(fd) }()
-	if _, err := unix.Write(fd, []byte(line)); err != nil {
-		return "", &fs.PathError{Op: "write", Path: k.fabrics(), Err: err}
-	}
-	buffer := make([]byte, 256)
-	n, err := unix.Read(fd, buffer)
-	if err != nil {
-		return "", &fs.PathError{Op: "read", Path: k.fabrics(), Err: err}
-	}
-	return string(bytes.TrimSpace(buffer[:n])), nil
+func (k *Kernel) request(ctx context.Context, line string) (answer string, err error) {
+	answer, err = kernelcall.Request(ctx, k.fabrics(), line)
+	return strings.TrimSpace(answer), err
 }

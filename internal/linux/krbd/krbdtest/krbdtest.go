@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/linux/krbd"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/test/testkit"
@@ -72,7 +73,7 @@ func New(t testing.TB) *Machine {
 // Kernel returns the machine's kernel.
 func (m *Machine) Kernel() *krbd.Kernel {
 	return &krbd.Kernel{
-		Sys: m.path("sys"), Dev: m.path("dev"), Write: m.write, AddKey: m.addKey,
+		Sys: m.path("sys"), Dev: m.path("dev"), Write: m.write,
 		Load: func(context.Context) error { return errors.New("the module is loaded") },
 	}
 }
@@ -120,17 +121,7 @@ func (m *Machine) path(elements ...string) string {
 	return filepath.Join(append([]string{m.dir}, elements...)...)
 }
 
-func (m *Machine) addKey(name string, payload []byte) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if len(payload) == 0 {
-		return unix.EINVAL
-	}
-	m.keys[name] = true
-	return nil
-}
-
-func (m *Machine) write(path, text string) error {
+func (m *Machine) write(_ context.Context, path, text string, key kernelcall.Key) error {
 	file := filepath.Base(path)
 	if m.Before != nil {
 		if err := m.Before(file, text); err != nil {
@@ -141,6 +132,10 @@ func (m *Machine) write(path, text string) error {
 	defer m.mu.Unlock()
 	switch file {
 	case "add_single_major":
+		if len(key.Payload) == 0 {
+			return unix.EINVAL
+		}
+		m.keys[key.Name] = true
 		m.lines = append(m.lines, text)
 		return m.add(text)
 	case "remove_single_major":

@@ -1,0 +1,269 @@
+// Package kernelcall makes system calls that can wait for a storage system
+// without end, such as umount(2), each in a process of its own.
+//
+// SIGKILL does not end such a wait, and a process that is killed keeps its file
+// locks, sockets and ports until its last thread ends. So a call in a thread of
+// the driver would keep the next driver from starting. The call's own process
+// inherits only the locks that its context holds (Holding): the next driver
+// starts, and finds exactly the object of the call locked until the kernel has
+// finished. The process leaves the cgroups of a pod in the host's PID namespace,
+// so that the pod can end before the call does.
+package kernelcall
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// processName is the first argument of a call's process; the next ones are the
+// operation and the locked objects.
+const processName = "cleat-kernel-call"
+
+// Key is a Ceph key that only the call's process can read.
+type Key struct {
+	Name    string
+	Payload []byte
+}
+
+// Unmount calls umount2(2).
+func Unmount(ctx context.Context, target string, flags int) error {
+	_, err := run(ctx, call{Operation: "umount", Path: target, Flags: uintptr(flags)})
+	return err
+}
+
+// Mount calls mount(2).
+func Mount(ctx context.Context, source, target, fsType string, flags uintptr, data string, key Key) error {
+	_, err := run(ctx, call{Operation: "mount", Path: target, Source: source, FSType: fsType, Flags: flags, Data: data, Key: key})
+	return err
+}
+
+// CreateSuperblock calls fsconfig(2) with FSCONFIG_CMD_CREATE.
+func CreateSuperblock(ctx context.Context, fd int) error {
+	context, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(context), "file system context")
+	defer f.Close()
+	_, err = run(ctx, call{Operation: "fsconfig"}, f)
+	return err
+}
+
+// SyncFS calls syncfs(2) for the file system of a directory.
+func SyncFS(ctx context.Context, dir string) error {
+	_, err := run(ctx, call{Operation: "syncfs", Path: dir})
+	return err
+}
+
+// Sync calls fsync(2).
+func Sync(ctx context.Context, f *os.File) error {
+	_, err := run(ctx, call{Operation: "fsync"}, f)
+	return pathError("fsync", f.Name(), err)
+}
+
+// Write makes one write(2) to a file, such as one of sysfs.
+func Write(ctx context.Context, path, text string, key Key) error {
+	_, err := run(ctx, call{Operation: "write", Path: path, Data: text, Key: key})
+	return pathError("write", path, err)
+}
+
+// Request makes one write(2) to a file and returns what it then reads.
+func Request(ctx context.Context, path, text string) (answer string, err error) {
+	answer, err = run(ctx, call{Operation: "request", Path: path, Data: text})
+	return answer, pathError("request", path, err)
+}
+
+func pathError(op, path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &os.PathError{Op: op, Path: path, Err: err}
+}
+
+type held struct {
+	objects []string
+	locks   []*os.File
+}
+
+type heldKey struct{}
+
+// Holding returns a context whose calls keep an object's lock, which belongs to
+// the open file, until they have ended.
+func Holding(ctx context.Context, object string, lock *os.File) context.Context {
+	outer, _ := ctx.Value(heldKey{}).(held)
+	return context.WithValue(ctx, heldKey{}, held{append(slices.Clip(outer.objects), object), append(slices.Clip(outer.locks), lock)})
+}
+
+// Running describes the running calls for an object, also of processes that
+// have ended: "umount in process 4711, state D". Calls in other PID namespaces
+// are not visible.
+func Running(object string) string {
+	var found []string
+	paths, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, path := range paths {
+		line, _ := os.ReadFile(path)
+		args := strings.Split(string(line), "\x00")
+		if len(args) < 3 || args[0] != processName || !slices.Contains(args[2:], object) {
+			continue
+		}
+		pid := filepath.Base(filepath.Dir(path))
+		found = append(found, fmt.Sprintf("%s in process %s, state %s", args[1], pid, stateOf(pid)))
+	}
+	return strings.Join(found, "; ")
+}
+
+func stateOf(pid string) string {
+	stat, _ := os.ReadFile("/proc/" + pid + "/stat")
+	if end := bytes.LastIndexByte(stat, ')'); end >= 0 && len(stat) > end+2 {
+		return string(stat[end+2])
+	}
+	return "ended"
+}
+
+type call struct {
+	Operation    string
+	Path         string
+	Source       string
+	FSType, Data string
+	Flags        uintptr
+	Key          Key
+}
+
+type result struct {
+	Errno   unix.Errno
+	Keyring bool // add_key(2) failed
+	Answer  string
+}
+
+// run waits for the call, regardless of ctx.
+func run(ctx context.Context, c call, files ...*os.File) (answer string, err error) {
+	request, err := json.Marshal(c)
+	if err != nil {
+		return "", err
+	}
+	h, _ := ctx.Value(heldKey{}).(held)
+	var out bytes.Buffer
+	p := exec.Cmd{
+		Path: "/proc/self/exe", Args: append([]string{processName, c.Operation}, h.objects...), Env: []string{"GOMAXPROCS=1"}, Dir: "/",
+		Stdin: bytes.NewReader(request), Stdout: &out, ExtraFiles: append(files, h.locks...),
+		SysProcAttr: &unix.SysProcAttr{Setsid: true}, // no signals of a terminal
+	}
+	if err := p.Run(); err != nil {
+		return "", fmt.Errorf("process for the system call %s: %w", c.Operation, err)
+	}
+	var r result
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+		return "", fmt.Errorf("process for the system call %s: decode its answer: %w", c.Operation, err)
+	}
+	switch {
+	case r.Keyring:
+		return "", fmt.Errorf("add the key to the kernel's keyring: %w", r.Errno)
+	case r.Errno != 0:
+		return "", r.Errno
+	}
+	return r.Answer, nil
+}
+
+// A call's process is this program: it ends here, before main.
+func init() {
+	if len(os.Args) > 1 && os.Args[0] == processName {
+		os.Exit(serve(os.Stdin, os.Stdout))
+	}
+}
+
+// serve runs on the main thread alone, as the key belongs to the thread.
+func serve(stdin io.Reader, stdout io.Writer) (exitCode int) {
+	leaveCgroups()
+	var c call
+	if err := json.NewDecoder(stdin).Decode(&c); err != nil {
+		return 1
+	}
+	if err := json.NewEncoder(stdout).Encode(c.execute()); err != nil {
+		return 1
+	}
+	return 0
+}
+
+// leaveCgroups moves this process to the root of each hierarchy of the host. A
+// pod ends when its cgroups are removed, which a waiting process prevents.
+// Without rights, or outside the host's PID namespace, the process stays.
+func leaveCgroups() {
+	const root = "/proc/1/root/sys/fs/cgroup"
+	hierarchies, _ := filepath.Glob(root + "/*/cgroup.procs")
+	for _, procs := range append(hierarchies, root+"/cgroup.procs") {
+		if fd, err := unix.Open(procs, unix.O_WRONLY|unix.O_CLOEXEC, 0); err == nil {
+			_, _ = unix.Write(fd, []byte("0"))
+			_ = unix.Close(fd)
+		}
+	}
+}
+
+// inheritedFile is the descriptor of run's first file.
+const inheritedFile = 3
+
+func (c call) execute() (r result) {
+	if c.Key.Name != "" {
+		if _, err := unix.AddKey("ceph", c.Key.Name, c.Key.Payload, unix.KEY_SPEC_THREAD_KEYRING); err != nil {
+			return result{Errno: errnoOf(err), Keyring: true}
+		}
+	}
+	var err error
+	switch c.Operation {
+	case "umount":
+		err = unix.Unmount(c.Path, int(c.Flags))
+	case "mount":
+		err = unix.Mount(c.Source, c.Path, c.FSType, c.Flags, c.Data)
+	case "fsconfig":
+		err = unix.FsconfigCreate(inheritedFile)
+	case "fsync":
+		err = unix.Fsync(inheritedFile)
+	case "syncfs":
+		err = c.with(unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, unix.Syncfs)
+	case "write":
+		err = c.with(unix.O_WRONLY, c.write)
+	case "request":
+		err = c.with(unix.O_RDWR, func(fd int) error {
+			if err := c.write(fd); err != nil {
+				return err
+			}
+			buffer := make([]byte, 4096)
+			n, err := unix.Read(fd, buffer)
+			r.Answer = string(buffer[:max(n, 0)])
+			return err
+		})
+	default:
+		err = unix.ENOSYS
+	}
+	r.Errno = errnoOf(err)
+	return r
+}
+
+func (c call) with(flags int, use func(fd int) error) error {
+	fd, err := unix.Open(c.Path, flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return use(fd)
+}
+
+func (c call) write(fd int) error {
+	_, err := unix.Write(fd, []byte(c.Data))
+	return err
+}
+
+// errnoOf: functions of the package unix return no other errors.
+func errnoOf(err error) unix.Errno {
+	errno, _ := err.(unix.Errno)
+	return errno
+}
