@@ -182,7 +182,7 @@ func TestCephFS(t *testing.T) {
 			t.Errorf("the node has the host's %s", h.Path)
 		}
 	}
-	if node.Containers[0].Image != ours || !node.HostNetwork || node.HostPID || !slices.Contains(node.Containers[0].Args, "--engine=cephfs") {
+	if node.Containers[0].Image != ours || !node.HostNetwork || !node.HostPID || !slices.Contains(node.Containers[0].Args, "--engine=cephfs") {
 		t.Errorf("the node has image %s, the host's network %t and PIDs %t, %q", node.Containers[0].Image, node.HostNetwork, node.HostPID, node.Containers[0].Args)
 	}
 	got := map[string]map[string]string{}

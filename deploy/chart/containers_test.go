@@ -257,8 +257,8 @@ func TestNodeDriverPod(t *testing.T) {
 	d := of[appsv1.DaemonSet](all)[0]
 	spec := d.Spec.Template.Spec
 	c := spec.InitContainers[0]
-	if spec.HostNetwork || spec.HostPID || spec.HostIPC {
-		t.Error("the pod uses namespaces of the host that it does not need")
+	if spec.HostNetwork || !spec.HostPID || spec.HostIPC {
+		t.Errorf("the pod uses the host's network %t, PIDs %t, IPC %t; want the PIDs alone", spec.HostNetwork, spec.HostPID, spec.HostIPC)
 	}
 	for _, want := range []string{"--per-node", "--node-id=$(NODE_NAME)", "--driver-name=x.example.com", "--registration-dir=/var/lib/kubelet/plugins_registry",
 		"--pool=/var/lib/cleat/x.example.com/storage/pool", "--pool-image=10GiB"} {
