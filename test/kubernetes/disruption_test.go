@@ -32,6 +32,7 @@ func TestDisruption(t *testing.T) {
 		{"RuntimeKilled", (*workload).runtimeKilled},
 		{"DriversKilled", (*workload).driversKilled},
 		{"SidecarsKilled", (*workload).sidecarsKilled},
+		{"HungUnmount", (*workload).hungUnmount},
 		{"Rollout", (*workload).rollout},
 		{"SecondInstance", (*workload).secondInstance},
 		{"Uninstalled", (*workload).uninstalled},
