@@ -154,7 +154,9 @@ func run(ctx context.Context, c call, files ...*os.File) (answer string, err err
 	h, _ := ctx.Value(heldKey{}).(held)
 	var out bytes.Buffer
 	p := exec.Cmd{
-		Path: "/proc/self/exe", Args: append([]string{processName, c.Operation}, h.objects...), Env: []string{"GOMAXPROCS=1"}, Dir: "/",
+		Path: "/proc/self/exe", Args: append([]string{processName, c.Operation}, h.objects...), Dir: "/",
+		// A program built with the race detector waits a second at its end by default.
+		Env:   []string{"GOMAXPROCS=1", "GORACE=atexit_sleep_ms=0"},
 		Stdin: bytes.NewReader(request), Stdout: &out, ExtraFiles: append(files, h.locks...),
 		SysProcAttr: &unix.SysProcAttr{Setsid: true}, // no signals of a terminal
 	}
