@@ -194,6 +194,7 @@ func runs() map[string][]string {
 		cleat + "internal/linux/ddptool":               {"of the user"}, // needed for X710 only, see docs/sriov.md
 		cleat + "fence/nft":                            {"itself"},
 		cleat + "internal/linux/freeze":                {"itself"},
+		cleat + "internal/linux/kernelcall":            {"itself"},
 		"k8s.io/client-go/plugin/pkg/client/auth/exec": {"of the user"}, // kubeconfigs that name a program
 	}
 }
