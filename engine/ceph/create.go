@@ -71,7 +71,7 @@ func (e *Engine) create(p plan) (volume.Volume, error) {
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	b := &build{Engine: e, plan: p, into: into, name: imageName(hash(p.Name)), from: from, size: size, uuid: uuid.NewString(), isRepeat: begun != ""}
+	b := &build{Engine: e, plan: p, into: into, name: imageName(hash(p.Name)), from: from, size: size, uuid: uuid.Must(uuid.NewV7()).String(), isRepeat: begun != ""}
 	return b.run(found)
 }
 
@@ -160,7 +160,13 @@ func (b *build) make() error {
 	}
 	err := b.makeWith(options)
 	if is(err, syscall.EEXIST) && !b.isRepeat {
-		return errs.Errorf(errs.Precondition, "pool %s has a part of an image %s, which this driver did not begin to create; remove or repair it with Ceph's tools (object %s)", b.into.name, b.name, idObject+b.name)
+		left, err := b.into.leadsNowhere(b.name)
+		if err != nil {
+			return err
+		}
+		if !left {
+			return errs.Errorf(errs.Precondition, "pool %s has a part of an image %s, which this driver did not begin to create; remove or repair it with Ceph's tools (object %s)", b.into.name, b.name, idObject+b.name)
+		}
 	}
 	if is(err, syscall.EEXIST) { // a part of an image
 		err = b.into.remove(b.name, "")

@@ -5,7 +5,12 @@ package ceph
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
+
+	"github.com/ceph/go-ceph/rbd"
+	"github.com/google/uuid"
 
 	"github.com/cleatproject/cleat/errs"
 )
@@ -30,14 +35,32 @@ func (p *pool) endCreation(hash string) error {
 	return explain(ignoreMissing(p.io.RmOmapKeys(creationsObject, []string{hash})), "write object %s in pool %s", creationsObject, p.name)
 }
 
+// creationAge is how long the requests of a killed process can still arrive at
+// the cluster, with a wide margin.
+const creationAge = 10 * time.Minute
+
+// isRecent reports whether a creation began within creationAge.
+func isRecent(id string) bool {
+	u, err := uuid.Parse(id)
+	if err != nil {
+		return false
+	}
+	begun := time.Unix(u.Time().UnixTime())
+	return time.Since(begun).Abs() < creationAge
+}
+
 // endCreations removes creations of which hasEnded reports, for the name of an
-// image or subvolume, that they completed or left nothing.
+// image or subvolume, that they completed or left nothing. A recent one can have
+// left requests that have not arrived yet.
 func (p *pool) endCreations(hasEnded func(name string) (bool, error)) error {
 	all, err := p.io.GetAllOmapValues(creationsObject, "", "", pageSize)
 	if ignoreMissing(err) != nil {
 		return explain(err, "read object %s in pool %s", creationsObject, p.name)
 	}
-	for hash := range all {
+	for hash, id := range all {
+		if isRecent(string(id)) {
+			continue
+		}
 		ended, err := hasEnded(imageName(hash))
 		if err == nil && ended {
 			err = p.endCreation(hash)
@@ -90,12 +113,41 @@ func (e *Engine) missing(p *pool, v volumeID) error {
 	}
 	deleted, err := p.inspect(deletedName(v.image))
 	if is(err, notFound) {
+		if removing, err := p.isInTrash(deletedName(v.image)); err != nil || removing {
+			return err // the removal of a deleted volume was interrupted
+		}
 		return errs.Errorf(errs.Precondition, "the image of volume %s, with the id %s, is not named %s any more, but in the trash of pool %s, in a migration, or renamed; restore it or end the migration with rbd, or remove it", v, v.image, imageName(v.hash), p.name)
 	}
 	if err == nil && deleted.id != v.image {
 		err = fmt.Errorf("image %s has the id %s", deleted.name, deleted.id)
 	}
 	return err
+}
+
+// isInTrash reports whether librbd's trash has an image of this name.
+func (p *pool) isInTrash(name string) (bool, error) {
+	trash, err := rbd.GetTrashList(p.io)
+	if err != nil {
+		return false, explain(err, "list the trash of pool %s", p.name)
+	}
+	return slices.ContainsFunc(trash, func(t rbd.TrashInfo) bool { return t.Name == name }), nil
+}
+
+// leadsNowhere reports whether the object that has the id of the image with a
+// name has an id of which nothing exists: an interrupted rename leaves it after
+// its image is gone.
+func (p *pool) leadsNowhere(name string) (bool, error) {
+	text := make([]byte, 256)
+	n, err := p.io.Read(idObject+name, text, 0)
+	if err != nil {
+		return false, explain(err, "look up image %s/%s", p.name, name)
+	}
+	const length = 4 // of the id, in front of it
+	if n <= length {
+		return false, nil
+	}
+	exists, err := p.hasID(string(text[length:n]))
+	return err == nil && !exists, err
 }
 
 // hasID reports whether an image with an internal id exists, also in the trash.

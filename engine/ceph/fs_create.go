@@ -75,7 +75,7 @@ func (e *FS) create(ctx context.Context, p fsPlan) (v volume.Volume, err error) 
 			return volume.Volume{}, err
 		}
 	}
-	if err := e.pools[0].beginCreation(hash(p.Name), uuid.NewString()); err != nil {
+	if err := e.pools[0].beginCreation(hash(p.Name), uuid.Must(uuid.NewV7()).String()); err != nil {
 		return volume.Volume{}, err
 	}
 	crashpoint.Hit("create.begun")

@@ -27,6 +27,11 @@ func TestInterruptedCalls(t *testing.T) {
 		}, true},
 		{"rename after the directory", renamed, true},
 		{"rename after the directory, not repeated", renamed, false},
+		{"rename after the directory, image removed", renamedAndRemoved, true},
+		{"rename after the directory, image removed, not repeated", renamedAndRemoved, false},
+		{"move to the trash, repeated", func(t *testing.T, io *rados.IOContext, id volumeID) {
+			testkit.Must(t, rbd.GetImage(io, imageName(id.hash)).Rename(deletedName(id.image)), rbd.GetImage(io, deletedName(id.image)).Trash(0))
+		}, true},
 		{"move to the trash", func(t *testing.T, io *rados.IOContext, id volumeID) {
 			testkit.Must(t, rbd.GetImage(io, imageName(id.hash)).Rename(deletedName(id.image)), io.Delete(idObject+deletedName(id.image)))
 		}, false},
@@ -90,6 +95,12 @@ func TestInterruptedCreation(t *testing.T) {
 func renamed(t *testing.T, io *rados.IOContext, id volumeID) {
 	testkit.Must(t, rbd.GetImage(io, imageName(id.hash)).Rename(deletedName(id.image)))
 	copyID(t, io, deletedName(id.image), imageName(id.hash))
+}
+
+// renamedAndRemoved also removes it, as the next process does.
+func renamedAndRemoved(t *testing.T, io *rados.IOContext, id volumeID) {
+	renamed(t, io, id)
+	testkit.Must(t, rbd.GetImage(io, deletedName(id.image)).Remove())
 }
 
 func copyID(t *testing.T, io *rados.IOContext, from, to string) {
