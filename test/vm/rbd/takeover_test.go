@@ -94,9 +94,9 @@ func (r *rig) takeover(name string) {
 		count, fenced.Seconds(), taken.Seconds(), failed.Seconds())
 }
 
-// lines counts the lines of a file.
+// lines counts the lines of a file, which perhaps does not exist yet.
 func (r *rig) lines(n int, file string) int {
-	return testkit.Value(strconv.Atoi(r.nodes[n].Run("sh", "-c", `grep -c "" "$0" || true`, file)))(r)
+	return testkit.Value(strconv.Atoi(r.nodes[n].Run("sh", "-c", `[ -e "$0" ] || exec echo 0; grep -c "" "$0" || true`, file)))(r)
 }
 
 // wantDead: neither writes nor reads of a fenced device succeed.
