@@ -1,7 +1,7 @@
 // Package kernelcall makes system calls that can wait for a storage system
 // without end, such as umount(2), each in a process of its own.
 //
-// SIGKILL does not end such a wait, and a process that is killed keeps its file
+// SIGKILL does not end every such wait, and a process that is killed keeps its file
 // locks, sockets and ports until its last thread ends. So a call in a thread of
 // the driver would keep the next driver from starting. The call's own process
 // inherits only the locks that its context holds (Holding): the next driver
@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -158,8 +159,13 @@ func run(ctx context.Context, c call, files ...*os.File) (answer string, err err
 		// A program built with the race detector waits a second at its end by default.
 		Env:   []string{"GOMAXPROCS=1", "GORACE=atexit_sleep_ms=0"},
 		Stdin: bytes.NewReader(request), Stdout: &out, ExtraFiles: append(files, h.locks...),
-		SysProcAttr: &unix.SysProcAttr{Setsid: true}, // no signals of a terminal
+		// No signals of a terminal. A call that a signal can end does not outlive
+		// the driver.
+		SysProcAttr: &unix.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGKILL},
 	}
+	// The kernel sends the signal when the thread that started the process exits.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	if err := p.Run(); err != nil {
 		return "", fmt.Errorf("process for the system call %s: %w", c.Operation, err)
 	}
