@@ -11,6 +11,8 @@ import (
 	"os"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 )
@@ -156,7 +158,13 @@ var errLogUnusable = errors.New("the log of an interrupted growth does not fit t
 
 // undoGrowth restores what an incomplete growth changed. It is idempotent, and
 // without a marker a no-op. After errLogUnusable nothing was changed.
-func undoGrowth(dev growDevice) error {
+//
+// It reads the device, not the page cache, in which the pages of a failed write
+// or undo are not marked as changed.
+func undoGrowth(dev *os.File) error {
+	if err := unix.Fadvise(int(dev.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		return fmt.Errorf("drop the cached pages of %s: %w", dev.Name(), err)
+	}
 	boot := make([]byte, extSuperOffset)
 	if _, err := dev.ReadAt(boot, 0); err != nil {
 		return fmt.Errorf("read the first block: %w", err)
