@@ -20,7 +20,7 @@ import (
 func storageServers() []string {
 	return []string{
 		"nbd-server", "qemu-nbd", "nbdkit", "tgtd", "smbd", "ganesha.nfsd", "glusterfsd", "glusterd",
-		"ceph-osd", "ceph-mds", "ceph-mon", "nvmf_tgt", "spdk_tgt", "iscsi_tgt", "reactor_0", "beegfs-storage", "moosefs",
+		"ceph-osd", "ceph-mds", "ceph-mon", "nvmf_tgt", "spdk_tgt", "iscsi_tgt", "reactor_0", "beegfs-storage",
 	}
 }
 
@@ -62,7 +62,8 @@ func (s *Sockets) Coverage(ctx context.Context, blocks []netip.Prefix) (volume.C
 		}
 	}
 	for _, one := range outside {
-		if holders := held[one.Inode]; slices.ContainsFunc(holders, isStorageServer) {
+		// The kernel serves storage too (nfsd, nvmet, DRBD), and has no process.
+		if holders := held[one.Inode]; len(holders) == 0 || slices.ContainsFunc(holders, isStorageServer) {
 			coverage.Unprotected = append(coverage.Unprotected, volume.Session{
 				ID: identity{s.boot, one.Cookie, one.Inode}.String(), Client: one.Remote, Server: one.Local, Holder: firstProcesses(holders),
 			})

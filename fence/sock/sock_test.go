@@ -239,6 +239,11 @@ func TestKernelTargets(t *testing.T) {
 	if inodeOf(found[0]) == 0 || found[0].Holder != noVisibleProcess {
 		t.Errorf("%+v", found[0])
 	}
+	// On a port that is not fenced it can be the storage.
+	elsewhere := open(t, Config{Ports: testkit.Value(ports.Parse([]string{"1"}))(t)})
+	if c, err := elsewhere.Coverage(t.Context(), blocks(clientV4+"/32")); err != nil || len(c.Unprotected) != 1 || len(c.Servers) != 0 {
+		t.Errorf("coverage of another port: %+v, %v", c, err)
+	}
 	if err := end(t, refusing, 30*time.Second, found); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), fenced.LocalAddr().String()) {
 		t.Errorf("without leave: %v", err)
 	}
