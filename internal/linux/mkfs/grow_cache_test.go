@@ -3,9 +3,7 @@ package mkfs_test
 import (
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
@@ -39,8 +37,8 @@ func TestUndoReadsTheDisk(t *testing.T) {
 	d := testkit.Open(disk.Open(disk.Spec{Path: filepath.Join(t.TempDir(), "medium"), Size: size, Cache: size, Survival: disk.SurviveNone}))(t)
 	served := fusefile.Serve(t, d)
 	copyFile(t, path, served)
-	device := attached(t, served)
-	f := testkit.Value(os.OpenFile(device, os.O_RDWR, 0))(t)
+	device := mkfstest.Attach(t, served)
+	f := testkit.Value(os.OpenFile(device.Path, os.O_RDWR, 0))(t)
 	defer f.Close()
 	grown := testkit.Value(os.Open(image))(t)
 	defer grown.Close()
@@ -53,18 +51,10 @@ func TestUndoReadsTheDisk(t *testing.T) {
 	testkit.WantError(t, "its undo there", mkfs.UndoGrowth(f), nil, "")
 	repaired()
 	testkit.Must(t, mkfs.UndoGrowth(f), f.Close())
-	run(t, "losetup", "-d", device)
+	device.Detach(t)
 	onDisk := filepath.Join(mkfstest.Pool(t, 1024*mib), "content")
 	copyFile(t, served, onDisk)
 	checkGrown(t, onDisk, 64*mib, data)
-}
-
-func attached(t *testing.T, path string) (device string) {
-	t.Helper()
-	out := testkit.Value(exec.CommandContext(t.Context(), "losetup", "--find", "--show", path).Output())(t)
-	device = strings.TrimSpace(string(out))
-	t.Cleanup(func() { _ = exec.Command("losetup", "-d", device).Run() }) // detached, unless the test failed
-	return device
 }
 
 func copyFile(t *testing.T, from, to string) {
