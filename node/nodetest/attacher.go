@@ -362,6 +362,30 @@ func testReplacedUnseen(t *trial) {
 	t.detach(next)
 }
 
+// A fenced device is reported until it is detached; the next one works.
+func testFenced(t *trial) {
+	if !t.can("Fence", t.Fence != nil) {
+		return
+	}
+	v, d := t.attached("v")
+	testkit.Must(t, write(d.Path, "kept"))
+	t.Fence("v")
+	testkit.Eventually(t, "Inspect reports the fenced device as lost", func() bool {
+		i := t.inspect(v)
+		return i.Device == d && i.Presence == node.Lost && i.Problem != nil
+	})
+	t.Attacher = t.New()
+	if i := t.inspect(v); i.Device != d || i.Presence != node.Lost {
+		t.Errorf("Inspect of another process: %+v; want the device %+v, lost", i, d)
+	}
+	t.detach(v)
+	t.wantHeld()
+	next := t.attach(v, node.Use{Block: true})
+	t.wantAttached(v, next, false)
+	t.wantText(next.Path, "kept")
+	t.detach(v)
+}
+
 // Devices are found and detached without the storage.
 func testUnreachable(t *trial) {
 	if !t.can("Disconnect", t.Disconnect != nil) {

@@ -50,6 +50,9 @@ type Rig struct {
 	CreateForeign func(id volume.ID) access.Access
 	// Disconnect makes the storage unreachable until reconnect.
 	Disconnect func() (reconnect func())
+	// Fence ends the device of an attached volume: its client is fenced, and does
+	// not return. Another device of the volume works.
+	Fence func(id volume.ID)
 	// Claim locks a volume like an engine that snapshots or deletes it. It
 	// fails at once while an attacher holds Lock.
 	Claim func(id volume.ID) (release func(), err error)
@@ -77,6 +80,7 @@ func Run(t *testing.T, newRig func(t *testing.T) Rig) {
 		{"Deleted", testDeleted},
 		{"Replaced", testReplaced},
 		{"Unreachable", testUnreachable},
+		{"Fenced", testFenced},
 		{"ReusedNumber", testReusedNumber},
 		{"FilesystemVolume", testFilesystemVolume},
 		{"BlockVolume", ofDevices(testBlockVolume)},

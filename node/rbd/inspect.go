@@ -2,6 +2,7 @@ package rbd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"net/url"
@@ -9,16 +10,18 @@ import (
 	"strings"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/deviceop"
 	"github.com/cleatproject/cleat/internal/linux/krbd"
 	"github.com/cleatproject/cleat/internal/linux/libceph"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/cephclient"
+	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
 // Inspect implements node.Attacher. Only the cluster knows images that are not
 // mapped, and whether a mapped one was deleted.
-func (a *Attacher) Inspect(_ context.Context, t node.Target) (node.Info, error) {
+func (a *Attacher) Inspect(ctx context.Context, t node.Target) (node.Info, error) {
 	l, err := locatorOf(t)
 	if err != nil {
 		return node.Info{}, err
@@ -32,10 +35,40 @@ func (a *Attacher) Inspect(_ context.Context, t node.Target) (node.Info, error) 
 		d := devices[0]
 		info.Device, info.ReadOnly, info.Backing, info.Size = toDevice(d), d.ReadOnly, backing(d), d.Size
 	}
-	if info.Problem = a.waiting(l, devices); info.Problem != nil {
+	if info.Problem = a.waiting(l, devices); info.Problem == nil && len(devices) > 0 {
+		info.Problem = a.probe(ctx, devices[0])
+	}
+	switch {
+	case errors.Is(info.Problem, krbd.ErrFenced):
+		info.Presence = node.Lost
+	case info.Problem != nil:
 		info.Presence = node.Unreachable
 	}
-	return info, nil
+	return info, ctx.Err()
+}
+
+// probe asks the cluster for the header of a device's image. Its operation has a
+// key of its own: it excludes no other one on the image, as it can wait for ever.
+// krbd.ErrFenced: the device does not work again. Unavailable: the cluster does
+// not answer within the bound, or did not answer an earlier call.
+func (a *Attacher) probe(ctx context.Context, d krbd.Device) error {
+	key := name(d.Pool, d.Image) + " (" + d.Instance + ")"
+	bound := min(usual, a.config.Timeout/3)
+	if err := a.ops.Waiting(key, bound); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, bound)
+	defer cancel()
+	_, err := deviceop.Do(ctx, a.ops, key, "probe", "", func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, a.kernel.Refresh(ctx, d)
+	})
+	switch {
+	case errors.Is(err, krbd.ErrFenced):
+		return errs.Errorf(errs.Precondition, "%w: data that was not written is lost, and %s of the client %s is to be replaced", err, d.Path, d.Instance)
+	case err != nil:
+		return errs.Errorf(errs.Unavailable, "the Ceph cluster does not show the image of %s: %w", d.Path, err)
+	}
+	return nil
 }
 
 // Held implements node.Attacher: all devices that this driver mapped, whatever
@@ -51,8 +84,8 @@ func (a *Attacher) Held(context.Context) ([]node.Held, error) {
 		if !own {
 			continue
 		}
-		h := node.Held{Device: toDevice(d), Locator: locator(d, from)}
-		if a.config.VolumeID != nil {
+		h := node.Held{Device: toDevice(d), Locator: locator(d, from), Volume: from.volume}
+		if h.Volume == "" && a.config.VolumeID != nil {
 			h.Volume = a.config.VolumeID(d)
 		}
 		held = append(held, h)
@@ -123,6 +156,7 @@ func (a *Attacher) find(l access.RBD, spec krbd.Spec) (own, foreign []krbd.Devic
 type origin struct {
 	cluster   string
 	namespace string // without that of the cluster's configuration
+	volume    volume.ID
 }
 
 // matches reports whether a device is that of a locator. Without an image id
@@ -139,11 +173,16 @@ func (o origin) matches(d krbd.Device, l access.RBD) bool {
 	})
 }
 
-// The names of keys are this, the driver, the origin, and a random word.
+// The names of keys are this, the driver, the origin, and "VOLUME:" with random
+// letters. Earlier releases did not write VOLUME and the colon, and accept both.
 const ownerPrefix = "cleat/"
 
-func (a *Attacher) owner(l access.RBD) string {
-	return ownerPrefix + url.QueryEscape(a.config.Driver) + "/" + url.QueryEscape(l.ClusterID) + "/" + url.QueryEscape(l.Namespace)
+func (a *Attacher) owner(l access.RBD, id volume.ID) string {
+	owner := ownerPrefix
+	for _, word := range []string{a.config.Driver, l.ClusterID, l.Namespace} {
+		owner += url.QueryEscape(word) + "/"
+	}
+	return owner + url.QueryEscape(string(id)) + ":"
 }
 
 // originOf returns the origin of a device that this driver mapped.
@@ -152,6 +191,11 @@ func (a *Attacher) originOf(d krbd.Device) (o origin, own bool) {
 	if len(words) != 5 || words[0]+"/" != ownerPrefix {
 		return o, false
 	}
+	id, _, isLabelled := strings.Cut(words[4], ":")
+	if !isLabelled {
+		id = ""
+	}
+	words[4] = id
 	for i := range words {
 		word, err := url.QueryUnescape(words[i])
 		if err != nil {
@@ -159,7 +203,7 @@ func (a *Attacher) originOf(d krbd.Device) (o origin, own bool) {
 		}
 		words[i] = word
 	}
-	return origin{cluster: words[2], namespace: words[3]}, words[1] == a.config.Driver
+	return origin{cluster: words[2], namespace: words[3], volume: volume.ID(words[4])}, words[1] == a.config.Driver
 }
 
 func toDevice(d krbd.Device) node.Device {

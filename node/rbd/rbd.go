@@ -63,7 +63,12 @@ type Attacher struct {
 
 var _ node.Attacher = (*Attacher)(nil)
 
-const defaultTimeout = time.Minute
+const (
+	defaultTimeout = time.Minute
+	// usual is how long the cluster takes at most for an answer if nothing is
+	// wrong.
+	usual = 5 * time.Second
+)
 
 // New returns an Attacher. Close it.
 func New(c Config) *Attacher {
@@ -98,7 +103,7 @@ func (a *Attacher) Attach(ctx context.Context, t node.Target, use node.Use) (*no
 	if err != nil {
 		return nil, err
 	}
-	spec, err := a.spec(ctx, l, t.Secrets)
+	spec, err := a.spec(ctx, l, t)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cephconf"
 	"github.com/cleatproject/cleat/internal/linux/krbd"
@@ -95,7 +97,7 @@ func TestForeignDevice(t *testing.T) {
 	k := r.Machine.Kernel()
 	foreign := testkit.Value(k.Map(t.Context(), krbd.Spec{
 		Client: libceph.Client{Monitors: []netip.AddrPort{netip.MustParseAddrPort(krbdtest.Monitor)}, User: krbdtest.User, Secret: krbdtest.Secret},
-		Owner:  "cleat/other.driver/" + cluster + "/", Pool: pool, Image: "v",
+		Owner:  "cleat/other.driver/" + cluster + "//", Pool: pool, Image: "v",
 	}))(t)
 	_, err := r.Attach(t.Context(), v, node.Use{Block: true})
 	if errs.KindOf(err) != errs.Precondition || !strings.Contains(err.Error(), foreign.Path) {
@@ -130,6 +132,63 @@ func TestStaticVolume(t *testing.T) {
 	want := []node.Held{{Volume: volume.ID("csi-vol-1"), Locator: l, Device: d}}
 	testkit.Diff(t, "Held", want, held)
 	testkit.Must(t, r.Detach(t.Context(), node.Target{Locator: held[0].Locator, Device: held[0].Device}))
+}
+
+// The volume of an image whose id changed since its creation is the one with
+// which it was attached. Keys of earlier releases do not name it.
+func TestHeldMovedImage(t *testing.T) {
+	r := newRig(t, nil)
+	v := node.Target{Locator: image("v", r.Create(pool+"/v", size)), Volume: "first id, of 1/2: 50%"}
+	attach(t, r.Attacher, v)
+	held := testkit.Value(newAttacher(t, r.config, "").Held(t.Context()))(t)
+	if len(held) != 1 || held[0].Volume != v.Volume {
+		t.Errorf("Held: %+v, want the volume %q", held, v.Volume)
+	}
+	testkit.Must(t, r.Detach(t.Context(), v))
+	k := r.Machine.Kernel()
+	earlier := testkit.Value(k.Map(t.Context(), krbd.Spec{
+		Client: libceph.Client{Monitors: []netip.AddrPort{netip.MustParseAddrPort(krbdtest.Monitor)}, User: krbdtest.User, Secret: krbdtest.Secret},
+		Owner:  "cleat/rbd.test%2F/" + cluster + "//", Pool: pool, Image: "v",
+	}))(t)
+	if held = testkit.Value(r.Held(t.Context()))(t); len(held) != 1 || held[0].Volume != "v" || held[0].Device.Path != earlier.Path {
+		t.Errorf("Held with a key of an earlier release: %+v", held)
+	}
+	testkit.Must(t, r.Detach(t.Context(), v))
+}
+
+// Only the cluster's refusal makes a device lost: no answer and other errors do
+// not, and hold no caller longer than the bound.
+func TestProbe(t *testing.T) {
+	r := newRig(t, func(c *rbd.Config) { c.Timeout = 300 * time.Millisecond })
+	v := node.Target{Locator: image("v", r.Create(pool+"/v", size))}
+	d := attach(t, r.Attacher, v)
+	want := func(what string, p node.Presence, word string) {
+		t.Helper()
+		i := testkit.Value(r.Inspect(t.Context(), v))(t)
+		if i.Device != d || i.Presence != p || i.Problem == nil != (p == node.Present) || i.Problem != nil && !strings.Contains(i.Problem.Error(), word) {
+			t.Errorf("%s: %+v; want %s, %q", what, i, p, word)
+		}
+	}
+	want("healthy", node.Present, "")
+	for _, errno := range []unix.Errno{unix.EIO, unix.ENOENT, unix.ETIMEDOUT} {
+		r.Before = func(string, string) error { return errno }
+		want(errno.Error(), node.Unreachable, errno.Error())
+	}
+	release := make(chan struct{})
+	r.Before = func(string, string) error { <-release; return nil }
+	for range 2 {
+		want("no answer", node.Unreachable, "probe")
+	}
+	r.Fence(pool + "/v")
+	close(release)
+	testkit.EventuallyNil(t, "the answer", func() error {
+		if i := testkit.Value(r.Inspect(t.Context(), v))(t); i.Presence != node.Lost {
+			return i.Problem
+		}
+		return nil
+	})
+	want("fenced", node.Lost, "has fenced")
+	testkit.Must(t, r.Detach(t.Context(), v))
 }
 
 // An image that took the volume's name is not attached, and not left mapped.

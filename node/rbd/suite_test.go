@@ -60,6 +60,7 @@ func doubleRig(t *testing.T) nodetest.Rig {
 		},
 		Delete: func(id volume.ID) { m.Delete(pool + "/" + string(id)) },
 		Grow:   func(id volume.ID, size int64) { m.Grow(pool+"/"+string(id), size) },
+		Fence:  func(id volume.ID) { m.Fence(pool + "/" + string(id)) },
 	}
 }
 
@@ -96,5 +97,12 @@ func siteRig(t *testing.T, c cephtest.Site) nodetest.Rig {
 		},
 		Delete: func(id volume.ID) { c.Ask(t, "delete", prefix+string(id), 0) },
 		Grow:   func(id volume.ID, size int64) { c.Ask(t, "grow", prefix+string(id), size) },
+		Fence: func(id volume.ID) {
+			for _, d := range testkit.Value(krbd.Host().List())(t) {
+				if d.Image == prefix+string(id) {
+					c.Ask(t, "fence", d.Instance, 0)
+				}
+			}
+		},
 	}
 }

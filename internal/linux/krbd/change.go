@@ -16,6 +16,10 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
+// ErrFenced is returned for a device whose client is on the cluster's blocklist.
+// Reads and writes of the device fail with EIO, as those of a damaged image do.
+var ErrFenced = errors.New("the Ceph cluster has fenced this node's client (osd blocklist)")
+
 // Flush writes the data of the page cache to the cluster. It blocks until the
 // cluster answers. EIO: data was lost.
 func (k *Kernel) Flush(ctx context.Context, d Device) error {
@@ -67,10 +71,14 @@ func (k *Kernel) verify(d Device) error {
 }
 
 // Refresh reads the image's header, as the kernel does when the image changes.
-// It blocks until the cluster answers.
+// It blocks until the cluster answers. ErrFenced: the cluster refuses this client.
 func (k *Kernel) Refresh(ctx context.Context, d Device) error {
 	if err := k.Write(ctx, k.bus("devices", strconv.Itoa(d.ID), "refresh"), "1", kernelcall.Key{}); err != nil {
-		return fmt.Errorf("refresh %s: %w", d.Path, err)
+		err = fmt.Errorf("refresh %s: %w", d.Path, err)
+		if errors.Is(err, unix.ESHUTDOWN) { // EBLOCKLISTED of the kernel's Ceph client
+			err = fmt.Errorf("%w: %w", ErrFenced, err)
+		}
+		return err
 	}
 	return nil
 }

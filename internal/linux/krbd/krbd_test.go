@@ -29,7 +29,7 @@ const size = 1 << 20
 func spec() krbd.Spec {
 	return krbd.Spec{
 		Client: libceph.Client{Monitors: []netip.AddrPort{netip.MustParseAddrPort(krbdtest.Monitor)}, User: krbdtest.User, Secret: krbdtest.Secret},
-		Owner:  "cleat/test", Pool: "p", Image: "i",
+		Owner:  "cleat/test/", Pool: "p", Image: "i",
 	}
 }
 

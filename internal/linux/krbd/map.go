@@ -16,8 +16,8 @@ import (
 // Spec describes a map.
 type Spec struct {
 	libceph.Client
-	// Owner begins the name of the map's key, which Device.Key returns: it
-	// distinguishes devices of several programs.
+	// Owner begins the name of the map's key, which Device.Key returns, and random
+	// letters end it: it distinguishes devices of several programs.
 	Owner                  string
 	Pool, Namespace, Image string
 	ReadOnly               bool
@@ -80,7 +80,7 @@ func (k *Kernel) Map(ctx context.Context, s Spec) (Device, error) {
 	if err := k.ready(ctx); err != nil {
 		return Device{}, err
 	}
-	key, err := s.KernelKey(s.Owner + "/" + rand.Text())
+	key, err := s.KernelKey(s.Owner + rand.Text())
 	if err != nil {
 		return Device{}, err
 	}

@@ -79,10 +79,16 @@ func (r *rig) forward(socket string) string {
 }
 
 // testLostState: a node whose state was deleted unpublishes and unstages its
-// volumes.
+// volumes, also those whose images have got another id since they were created.
 func (r *rig) testLostState() {
 	const n = 1
 	block, ext4 := r.claim("lost-block", "", 64*mib), r.claim("lost-ext4", "ext4", 64*mib)
+	for _, c := range []*claim{block, ext4} {
+		was := volumes + "/" + c.volume.GetVolumeContext()["imageName"]
+		for _, args := range [][]string{{"deep", "cp", "--no-progress", was, was + "-copy"}, {"rm", "--no-progress", was}, {"mv", was + "-copy", was}} {
+			testkit.Value(cluster.RBD(args...))(r)
+		}
+	}
 	block.attach(n)
 	ext4.attach(n)
 	r.stopPlugin(n)

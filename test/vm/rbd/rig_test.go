@@ -101,6 +101,8 @@ func change() func(call, image string, size int64) (string, error) {
 			return create(image, fmt.Sprintf("%dB", size))
 		case "delete": // as the engine does while something needs the image
 			return cluster.RBD("rename", name, fmt.Sprintf("%s-deleted-%d", name, prefixes.Add(1)))
+		case "fence":
+			return cluster.Command("osd", "blocklist", "add", image)
 		case "grow":
 			return cluster.RBD("resize", "--no-progress", "--size", fmt.Sprintf("%dB", size), name)
 		}

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -21,17 +22,17 @@ func addrPort(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortF
 
 func (r *rig) testTakeovers() {
 	for round := range takeovers() {
-		r.takeover(fmt.Sprintf("takeover%d", round))
+		r.takeover(fmt.Sprintf("takeover%d", round), round%2 == 0)
 	}
 }
 
 // takeover: node 0 writes and is disconnected, its address is fenced, and node 1
 // gets the volume. When node 0 returns, none of its writes is visible, also
 // after its address was unfenced.
-func (r *rig) takeover(name string) {
+func (r *rig) takeover(name string, replace bool) {
 	c := r.claim(name, "", 64*mib)
 	c.attach(0)
-	old := c.target()
+	old, granted := c.target(), c.grants[0]
 	instance := r.nodes[0].Run("sh", "-c", "cat /sys/bus/rbd/devices/*/client_addr") // of its only device
 	log := "/run/" + name + ".log"                                                   // the output of a process reaches the host later
 	w := testkit.Value(r.nodes[0].Guest.Start(r.Context(), vm.Command{Argv: []string{"sh", "-c", `exec writer "$0" > "$1"`, old, log}}))(r)
@@ -83,10 +84,16 @@ func (r *rig) takeover(name string) {
 	r.wantBlocked(instance, true)
 	r.wantDead(old)
 	r.check(1, c.target(), seed, count+beyond)
+	c.grants[0] = granted // of calls that were on their way
+	c.wantRefused(0, "published at "+old)
 	testkit.Must(r, c.unpublish(0))
-	c.unstageDead(0)
 	c.detach(1)
-	c.attach(0) // a new client
+	if replace {
+		c.replaceDead(0)
+	} else {
+		c.unstageDead(0)
+		c.attach(0) // a new client
+	}
 	r.check(0, c.target(), seed, count+beyond)
 	c.detach(0)
 	c.delete()
@@ -112,6 +119,46 @@ func (r *rig) wantDead(device string) {
 func (c *claim) unstageDead(n int) {
 	if c.unstage(n) != nil {
 		testkit.Must(c, c.unstage(n))
+	}
+}
+
+// wantRefused: the device of a fenced client is known as lost, and is not
+// replaced while something uses it.
+func (c *claim) wantRefused(n int, use string) {
+	for _, call := range []func(int) error{c.stage, c.publish} {
+		if err := call(n); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "has fenced") || !strings.Contains(err.Error(), use) {
+			c.Errorf("repeated call with a fenced device: %v; want FAILED_PRECONDITION, %q", err, use)
+		}
+	}
+	ctx, cancel := c.call()
+	defer cancel()
+	health, err := c.node(n).NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: c.volume.GetVolumeId()})
+	if err != nil || !strings.Contains(health.String(), "DeviceLost") {
+		c.Errorf("health of a volume with a fenced device: %v, %v", health, err)
+	}
+}
+
+// replaceDead publishes a volume with a fenced device, as a kubelet does for the
+// next pod: it replaces the device when no process uses it. At most one call
+// fails, with the loss of data that was not written.
+func (c *claim) replaceDead(n int) {
+	user := testkit.Value(c.nodes[n].Guest.Start(c.Context(), vm.Command{Argv: []string{"sh", "-c", "exec sleep 1000 < /dev/rbd0"}}))(c)
+	c.nodes[n].Await("a process uses the device", func() bool {
+		return c.nodes[n].Run("sh", "-c", "ls -l /proc/[0-9]*/fd 2> /dev/null | grep -c /dev/rbd0 || true") != "0"
+	})
+	testkit.Must(c, c.grant(n))
+	err := c.publish(n)
+	if err != nil && !strings.Contains(err.Error(), "is used by process") {
+		fmt.Printf("REPORT: rbd: the first publish after a fence: %v\n", err)
+		err = c.publish(n)
+	}
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "is used by process") {
+		c.Errorf("publish with a fenced device in use: %v", err)
+	}
+	testkit.Must(c, user.Kill(c.Context()))
+	if err := c.publish(n); err != nil {
+		fmt.Printf("REPORT: rbd: a publish after the use of a fenced device: %v\n", err)
+		testkit.Must(c, c.publish(n))
 	}
 }
 

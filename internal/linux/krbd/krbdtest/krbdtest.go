@@ -51,8 +51,9 @@ type Machine struct {
 type image struct{ id, path string }
 
 type device struct {
-	image *image
-	loop  loop.Device
+	image    *image
+	loop     loop.Device
+	isFenced bool
 }
 
 // New returns a machine without images. Devices left at the end fail the test.
@@ -104,6 +105,15 @@ func (m *Machine) Delete(name string) {
 	delete(m.images, name)
 }
 
+// Fence puts the clients of an image's devices on the blocklist.
+func (m *Machine) Fence(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, d := range m.devices {
+		d.isFenced = d.isFenced || d.image == m.images[name]
+	}
+}
+
 // Grow enlarges an image; its devices follow.
 func (m *Machine) Grow(name string, size int64) {
 	m.mu.Lock()
@@ -148,6 +158,9 @@ func (m *Machine) write(_ context.Context, path, text string, key kernelcall.Key
 		id, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
 		if err != nil || m.devices[id] == nil {
 			return unix.ENOENT
+		}
+		if m.devices[id].isFenced {
+			return unix.ESHUTDOWN
 		}
 		return loop.Resize(context.Background(), m.devices[id].loop)
 	}
@@ -220,7 +233,7 @@ func (m *Machine) show(i *image, l loop.Device, line, pool, namespace, name stri
 	} {
 		failed = append(failed, os.WriteFile(filepath.Join(hidden, attribute), []byte(value+"\n"), 0o600))
 	}
-	m.devices[id] = &device{i, l}
+	m.devices[id] = &device{image: i, loop: l}
 	return errors.Join(append(failed, os.Rename(hidden, m.path("sys/bus/rbd/devices", n)))...)
 }
 
