@@ -28,7 +28,9 @@ Getting started, as root:
   cleat volume attach data /mnt`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		Version:       release,
 	}
+	root.SetVersionTemplate(versionLine() + "\n")
 	root.AddGroup(
 		&cobra.Group{ID: "servers", Title: "Servers:"},
 		&cobra.Group{ID: "clients", Title: "Client commands:"},
@@ -42,6 +44,12 @@ Getting started, as root:
 	add("servers", newCSICommand(), newDPUCommand(), newSriovCommand(), newHostCommand())
 	add("clients", newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newFenceCommand(), newPoolCommand(), newDeviceCommand(), newPluginsCommand())
 	root.AddCommand(newVersionCommand())
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "completion" { // cobra would print the help of an unknown shell, and succeed
+			setUpGroup(c)
+		}
+	}
 	return root
 }
 

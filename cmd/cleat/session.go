@@ -30,11 +30,13 @@ type session struct {
 	timeout time.Duration
 }
 
+const outputUsage = "output format: table, json or yaml"
+
 func (s *session) add(to *pflag.FlagSet, define func(*pflag.FlagSet)) {
 	s.output = cli.FormatTable
 	s.env = pflag.NewFlagSet("environment", pflag.ContinueOnError)
 	define(s.env)
-	s.env.VarP(&s.output, "output", "o", "output format: table, json or yaml")
+	s.env.VarP(&s.output, "output", "o", outputUsage)
 	cli.DescribeEnv(s.env)
 	to.AddFlagSet(s.env)
 }
@@ -52,8 +54,9 @@ func (s *session) bind() error {
 // run calls work until the timeout or a signal. A terminal shows its progress;
 // notice prints a line.
 func (s *session) run(cmd *cobra.Command, doing string, work func(ctx context.Context, notice func(string)) error) error {
-	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	signaled, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	ctx := signaled
 	if s.timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, s.timeout)
@@ -61,7 +64,11 @@ func (s *session) run(cmd *cobra.Command, doing string, work func(ctx context.Co
 	}
 	line := newProgress(cmd.ErrOrStderr(), doing)
 	defer line.end()
-	return work(ctx, line.notice)
+	err := work(ctx, line.notice)
+	if err != nil && signaled.Err() != nil && cmd.Context().Err() == nil {
+		return errors.New("interrupted by a signal; the server can have completed the call: repeat the command to find out")
+	}
+	return err
 }
 
 func (s *session) printResult(cmd *cobra.Command, view cli.View, document any, err error) error {

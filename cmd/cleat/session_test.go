@@ -4,13 +4,18 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // execute runs a command in this process.
@@ -117,5 +122,33 @@ func TestArgsOf(t *testing.T) {
 				t.Errorf("%s with %d arguments: %v", use, n, err)
 			}
 		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	for _, c := range []struct{ args, want string }{
+		{"--version", "cleat " + release},
+		{"version", "CSI specification " + specification},
+		{"version -o json", `"csi": "` + specification + `"`},
+	} {
+		if out, err := cleat(t, strings.Fields(c.args)...); err != nil || !strings.Contains(out, c.want) {
+			t.Errorf("cleat %s: %q, %v; want %q", c.args, out, err, c.want)
+		}
+	}
+	_, err := cleat(t, "completion", "foo")
+	testkit.WantError(t, "the completion of an unknown shell", err, nil, `no command "foo"`)
+}
+
+// A signal ends a command with one line, not with the error of each layer.
+func TestInterruptedCommand(t *testing.T) {
+	c := &cobra.Command{}
+	c.SetContext(t.Context())
+	err := (&session{}).run(c, "", func(ctx context.Context, _ func(string)) error {
+		testkit.Must(t, syscall.Kill(os.Getpid(), syscall.SIGINT))
+		<-ctx.Done()
+		return fmt.Errorf("list volumes: %w", ctx.Err())
+	})
+	if want := "interrupted by a signal"; err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("error %v, want %q", err, want)
 	}
 }

@@ -1,12 +1,12 @@
 package main
 
 import (
-	"fmt"
 	"runtime"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
+	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/server"
 )
 
@@ -16,21 +16,37 @@ const release = "0.1.0"
 // specification is the implemented version of CSI.
 const specification = "1.13.0"
 
+// versions is printed by the version command.
+type versions struct {
+	Cleat    string `json:"cleat"`
+	Commit   string `json:"commit,omitempty"`
+	CSI      string `json:"csi"`
+	Go       string `json:"go"`
+	Platform string `json:"platform"`
+}
+
 func newVersionCommand() *cobra.Command {
-	return &cobra.Command{
+	f := cli.FormatTable
+	c := &cobra.Command{
 		Use:   "version",
 		Short: "Print the versions of cleat, CSI and Go",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			commit := build().Commit
-			if commit != "" {
-				commit = " (" + commit + ")"
-			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "cleat %s%s\nCSI specification %s\n%s %s/%s\n",
-				release, commit, specification, runtime.Version(), runtime.GOOS, runtime.GOARCH)
-			return err
+			v := versions{release, build().Commit, specification, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH}
+			text := cli.Textf("%s\nCSI specification %s\n%s %s", versionLine(), v.CSI, v.Go, v.Platform)
+			return cli.Print(cmd.OutOrStdout(), f, text, v)
 		},
 	}
+	c.Flags().VarP(&f, "output", "o", outputUsage)
+	return c
+}
+
+// versionLine is also the output of --version.
+func versionLine() string {
+	if commit := build().Commit; commit != "" {
+		return "cleat " + release + " (" + commit + ")"
+	}
+	return "cleat " + release
 }
 
 func build() server.Build {

@@ -188,7 +188,11 @@ func (d *Driver) queryInfo(ctx context.Context) error {
 
 func (d *Driver) announce(words *[]string, prefix string, capability fmt.Stringer) {
 	d.announced[capability] = true
-	*words = append(*words, prefix+capability.String())
+	name := capability.String()
+	if capability == controllerVolumeCondition || capability == nodeVolumeCondition {
+		name = "VOLUME_CONDITION"
+	}
+	*words = append(*words, prefix+name)
 }
 
 func (d *Driver) queryController(ctx context.Context) error {

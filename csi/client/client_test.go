@@ -20,6 +20,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
 )
 
 const mib = 1 << 20
@@ -269,6 +270,13 @@ func TestListMergesNotesAndDriver(t *testing.T) {
 	if v, err := d.Show(t.Context(), "b"); err != nil || v.State != client.StateMissing {
 		t.Errorf("Show of a volume that the driver has lost: %+v, %v", v, err)
 	}
+	// Its name is that of its PersistentVolume, and found as List shows it.
+	o.mu.Lock()
+	o.volumes["id/6"].VolumeContext[access.KeyName] = "pvc-6"
+	o.mu.Unlock()
+	if v, err := d.Show(t.Context(), "pvc-6"); err != nil || v.ID != "id/6" {
+		t.Errorf("Show of a foreign volume by its name: %+v, %v", v, err)
+	}
 	// A foreign volume is used and deleted by its id.
 	target := filepath.Join(t.TempDir(), "theirs")
 	testkit.Value(d.Attach(t.Context(), client.AttachRequest{Volume: "id/6", Target: target}))(t)
@@ -299,6 +307,47 @@ func TestHealthOfControllerAndNode(t *testing.T) {
 	if want := []volume.Condition{lost, {Severity: volume.Degraded, Reason: "ReadOnly"}}; err != nil || !cmp.Equal(got, want) {
 		t.Errorf("Health: %+v, %v; want %+v", got, err, want)
 	}
+}
+
+// Drivers before CSI 1.13 have a VolumeCondition instead: {abnormal: true, message:
+// "the disk fails"} as field 2 of their answers.
+func TestVolumeCondition(t *testing.T) {
+	o := newOther()
+	o.controller = append(o.controller, csi.ControllerServiceCapability_RPC_GET_VOLUME, 11)
+	d, _ := start(t, o)
+	v := testkit.Value(d.Create(t.Context(), sized("v")))(t)
+	if info := d.Info(); !strings.Contains(strings.Join(info.Controller, " "), "VOLUME_CONDITION") {
+		t.Errorf("capabilities %v", info.Controller)
+	}
+	for _, c := range []struct {
+		condition string
+		want      []volume.Condition
+		kind      error
+	}{
+		{"\x12\x12\x08\x01\x12\x0ethe disk fails", []volume.Condition{{Severity: volume.Degraded, Reason: client.ReasonAbnormal, Message: "the disk fails"}}, nil},
+		{"\x12\x04\x12\x02ok", nil, nil},
+		{"", nil, errs.Unsupported}, // not reported is not healthy
+	} {
+		o.mu.Lock()
+		o.condition = []byte(c.condition)
+		o.mu.Unlock()
+		got, err := d.Health(t.Context(), v.ID)
+		if !cmp.Equal(got, c.want) || !errors.Is(err, c.kind) {
+			t.Errorf("%q: %+v, %v; want %+v, %v", c.condition, got, err, c.want, c.kind)
+		}
+	}
+}
+
+func (o *other) ControllerGetVolume(_ context.Context, r *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	v := o.volumes[r.GetVolumeId()]
+	if v == nil {
+		return nil, status.Error(codes.NotFound, "it is not there")
+	}
+	state := &csi.ControllerGetVolumeResponse_VolumeStatus{}
+	state.ProtoReflect().SetUnknown(o.condition)
+	return &csi.ControllerGetVolumeResponse{Volume: v.Volume, Status: state}, nil
 }
 
 func health(id string) *csi.VolumeHealth {

@@ -42,7 +42,8 @@ type other struct {
 	expansion  csi.PluginCapability_VolumeExpansion_Type
 	controller []csi.ControllerServiceCapability_RPC_Type
 	nodeRPCs   []csi.NodeServiceCapability_RPC_Type
-	notReady   int // answers before a snapshot is ready
+	notReady   int    // answers before a snapshot is ready
+	condition  []byte // of ControllerGetVolume
 	pageLimit  int
 
 	// around every call; an error replaces the answer

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
@@ -87,10 +86,39 @@ func (d *Driver) findVolume(ctx context.Context, ref string) (*volumeRecord, err
 		return n, nil
 	}
 	v, _, err := d.getVolume(ctx, ref)
+	if errors.Is(err, errs.NotFound) || errors.Is(err, errs.Invalid) {
+		named, nameErr := d.foreignNamed(ctx, ref)
+		if named != nil || nameErr != nil {
+			return named, nameErr
+		}
+	}
 	if err != nil {
 		return nil, d.notFound(err, "volume", ref, "GET_VOLUME nor LIST_VOLUMES")
 	}
 	return d.foreign(v), nil
+}
+
+// foreignNamed returns the volume that List shows under a name; nil without one.
+func (d *Driver) foreignNamed(ctx context.Context, name string) (*volumeRecord, error) {
+	if !d.announced[csi.ControllerServiceCapability_RPC_LIST_VOLUMES] {
+		return nil, nil
+	}
+	entries, err := d.listVolumes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var found *volumeRecord
+	for _, e := range entries {
+		n := d.foreign(e.GetVolume())
+		switch {
+		case n.Name != name:
+		case found != nil:
+			return nil, errs.Errorf(errs.Invalid, "driver %s has several volumes with the name %q, such as %s and %s: use the ID", d.info.Name, name, found.ID, n.ID)
+		default:
+			found = n
+		}
+	}
+	return found, nil
 }
 
 func (d *Driver) notFound(err error, kind, ref, calls string) error {
@@ -257,65 +285,6 @@ func (d *Driver) Stats(ctx context.Context, ref string) ([]Usage, error) {
 	var out []Usage
 	for _, u := range answer.GetUsage() {
 		out = append(out, Usage{Unit: u.GetUnit().String(), Total: u.GetTotal(), Used: u.GetUsed(), Available: u.GetAvailable()})
-	}
-	return out, nil
-}
-
-// Health returns the conditions that controller and node report. Unsupported:
-// neither reports health.
-func (d *Driver) Health(ctx context.Context, ref string) ([]volume.Condition, error) {
-	onController, onNode := d.announced[csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH], d.announced[csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH]
-	if !onNode {
-		if err := d.need("report the health of a volume", csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH); err != nil {
-			return nil, err
-		}
-	}
-	n, err := usable(d.findVolume(ctx, ref))
-	if err != nil {
-		return nil, err
-	}
-	var found []*csi.VolumeHealth_VolumeHealthEntry
-	if onController {
-		answer, err := d.controller.ControllerGetVolumeHealth(ctx, &csi.ControllerGetVolumeHealthRequest{VolumeId: n.ID, Secrets: d.config.Secrets})
-		if err != nil {
-			return nil, err
-		}
-		found = answer.GetVolumeHealth().GetHealthStatuses()
-	}
-	if path, staging := n.attachment.published(); onNode && (path != "" || staging != "") {
-		answer, err := d.node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: n.ID, VolumePublishPath: path, StagingTargetPath: staging})
-		if err != nil && codeOf(err) != codes.NotFound {
-			return nil, err
-		}
-		found = append(found, answer.GetVolumeHealth().GetHealthStatuses()...)
-	}
-	return conditions(found), nil
-}
-
-// conditions are the entries, each once: controller and node can report the
-// same.
-func conditions(entries []*csi.VolumeHealth_VolumeHealthEntry) (out []volume.Condition) {
-	for _, e := range entries {
-		out = append(out, volume.Condition{Severity: volume.Severity(e.GetStatus().String()), Reason: e.GetReason(), Message: e.GetMessage()})
-	}
-	slices.SortStableFunc(out, func(a, b volume.Condition) int {
-		return strings.Compare(string(a.Severity)+a.Reason, string(b.Severity)+b.Reason)
-	})
-	return slices.CompactFunc(out, func(a, b volume.Condition) bool { return a.Severity == b.Severity && a.Reason == b.Reason })
-}
-
-// StorageHealth returns the conditions of the storage that this node reports.
-func (d *Driver) StorageHealth(ctx context.Context) ([]volume.Condition, error) {
-	if err := d.need("report the health of its storage", csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH); err != nil {
-		return nil, err
-	}
-	answer, err := d.node.NodeGetStorageHealth(ctx, &csi.NodeGetStorageHealthRequest{Secrets: d.config.Secrets})
-	if err != nil {
-		return nil, err
-	}
-	var out []volume.Condition
-	for _, b := range answer.GetBackendHealth() {
-		out = append(out, volume.Condition{Severity: volume.Severity(b.GetStatus().String()), Reason: b.GetReason(), Message: b.GetMessage()})
 	}
 	return out, nil
 }

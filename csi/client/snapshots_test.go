@@ -58,6 +58,7 @@ func TestSnapshotWaitsUntilReady(t *testing.T) {
 // A restored or cloned volume has the kind of its source, and survives it.
 func TestCopiesAreUsedAsTheirSource(t *testing.T) {
 	o := snapshotting()
+	o.controller = append(o.controller, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME)
 	d, _ := start(t, o)
 	ctx := t.Context()
 	block := &client.Capability{Block: true}
@@ -72,6 +73,16 @@ func TestCopiesAreUsedAsTheirSource(t *testing.T) {
 		got, err := d.Create(ctx, *req)
 		if err != nil || !got.Capability.Block || got.Source != want {
 			t.Errorf("%s: %+v, %v; want a block volume from %+v", req.Name, got, err, want)
+		}
+	}
+	// Without a size, a copy has that of its source, also when repeated.
+	unsized := client.CreateRequest{Name: "unsized", FromVolume: "v"}
+	testkit.Value(d.Create(ctx, unsized))(t)
+	testkit.Value(d.Expand(ctx, "v", volume.SizeRange{Required: 2 * v.Size}))(t)
+	testkit.Value(d.Create(ctx, unsized))(t)
+	for _, m := range o.asked("CreateVolume") {
+		if r := m.(*csi.CreateVolumeRequest); r.GetName() == "unsized" && r.GetCapacityRange().GetRequiredBytes() != v.Size {
+			t.Errorf("a clone without size requests %d bytes, want %d", r.GetCapacityRange().GetRequiredBytes(), v.Size)
 		}
 	}
 	testkit.Must(t, errors.Join(d.DeleteSnapshot(ctx, "s"), d.Delete(ctx, "v")))

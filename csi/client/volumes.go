@@ -110,16 +110,21 @@ func (d *Driver) planCreate(ctx context.Context, req CreateRequest) (*volumeReco
 		},
 		Requested: req.Size, SourceRef: req.FromVolume + req.FromSnapshot,
 	}
-	var err error
-	n.Source, n.Capability, err = d.source(ctx, req)
-	if errors.Is(err, errs.NotFound) { // an existing copy does not need its source
-		old, known, readErr := stored(d.state, n)
-		if readErr == nil && known && old.SourceRef == n.SourceRef {
-			n.Source, n.Capability, err = old.Source, old.Capability, nil
-		}
+	size, err := d.source(ctx, req, n)
+	old, known, readErr := stored(d.state, n)
+	isRepeat := readErr == nil && known && old.SourceRef == n.SourceRef
+	if isRepeat && errors.Is(err, errs.NotFound) { // an existing copy does not need its source
+		n.Source, n.Capability, err = old.Source, old.Capability, nil
 	}
 	if err != nil {
 		return nil, err
+	}
+	switch {
+	case req.Size != volume.SizeRange{}:
+	case isRepeat: // the source can have grown
+		n.Requested = old.Requested
+	default:
+		n.Requested.Required = size
 	}
 	if req.Capability != nil {
 		n.Capability = *req.Capability
@@ -127,28 +132,32 @@ func (d *Driver) planCreate(ctx context.Context, req CreateRequest) (*volumeReco
 	return n, d.needCapability(n.Capability)
 }
 
-func (d *Driver) source(ctx context.Context, req CreateRequest) (Source, Capability, error) {
+// source sets the source of a copy and its capability, and returns the size, 0 if
+// it is not known: Kubernetes requests a size too, and some drivers require one.
+func (d *Driver) source(ctx context.Context, req CreateRequest, n *volumeRecord) (size int64, err error) {
 	switch {
 	case req.FromVolume != "":
 		if err := d.need("clone volumes", csi.ControllerServiceCapability_RPC_CLONE_VOLUME); err != nil {
-			return Source{}, Capability{}, err
+			return 0, err
 		}
 		v, err := usable(d.findVolume(ctx, req.FromVolume))
 		if err != nil {
-			return Source{}, Capability{}, err
+			return 0, err
 		}
-		return Source{Volume: v.ID}, v.Capability, nil
+		n.Source, n.Capability = Source{Volume: v.ID}, v.Capability
+		return v.Size, nil
 	case req.FromSnapshot != "":
 		if err := d.need("restore snapshots", csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT); err != nil {
-			return Source{}, Capability{}, err
+			return 0, err
 		}
 		s, err := usable(d.findSnapshot(ctx, req.FromSnapshot))
 		if err != nil {
-			return Source{}, Capability{}, err
+			return 0, err
 		}
-		return Source{Snapshot: s.ID}, s.Capability, nil
+		n.Source, n.Capability = Source{Snapshot: s.ID}, s.Capability
+		return s.Size, nil
 	}
-	return Source{}, Capability{}, nil
+	return 0, nil
 }
 
 func (d *Driver) createVolume(ctx context.Context, n *volumeRecord) error {

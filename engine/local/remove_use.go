@@ -50,7 +50,7 @@ func (p *pool) checkUnused(ctx context.Context, files []string) error {
 		used = append(used, name+" ("+u.String()+")")
 	}
 	if len(used) > 0 {
-		return errs.Errorf(errs.Precondition, "files of the pool are in use (%d): %s; stop the users of these volumes first", len(used), firstNames(used))
+		return errs.Errorf(errs.Precondition, "files of the pool are in use (%d): %s; detach these volumes first (start the driver for that, and stop it again), or end their users", len(used), firstNames(used))
 	}
 	return nil
 }
