@@ -55,7 +55,7 @@ func (h *hostServer) addFlags(fs *pflag.FlagSet) {
 	s.StringSliceVar(&h.pluginTypes, "plugin-type", nil, "additional plugin type to register, besides "+strings.Join(knownTypes(), ", ")+"; can be repeated")
 	s.BoolVar(&h.besideKubelet, "beside-kubelet", false, "start even if a kubelet registers the plugins of this directory; each plugin is then notified twice")
 	h.AddAllowUIDs(s, "allow-uid", "register only plugins that run as root or as these user IDs; by default those of all users")
-	s.DurationVar(&h.grace, "grace", 0, "deregister a plugin when its socket has been unserved for this time; 0: only when the socket is removed, as the kubelet")
+	s.DurationVar(&h.grace, "grace", 0, "deregister a plugin when its socket or its endpoint has been unserved for this time; 0: only when the socket is removed, as the kubelet")
 	s.BoolVar(&h.deregister, "deregister-on-exit", false, "deregister all plugins at shutdown; by default they stay registered, as with the kubelet")
 	s.StringVar(&h.Endpoint, "socket", defaultHost, "UNIX socket of the query API for cleat plugins and other clients, in its own directory")
 	h.AddFlags(s, server.Defaults{SocketGroup: true})

@@ -100,7 +100,7 @@ func newPluginsListCommand(f *hostFlags) *cobra.Command {
 
 States: waiting, asking, validating, registering, notifying (steps of an attempt);
 registered; failed (retried); deregistering. The socket of a dead plugin exists,
-but no process serves it.
+but no process serves it or the plugin's endpoint.
 
 With --watch it continues: a live table on a terminal, elsewhere a line when a
 plugin is registered, fails or is removed; with -o json a line per state change.`,
@@ -222,7 +222,7 @@ func newPluginsWaitCommand(f *hostFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "wait NAME",
 		Short: "Wait until a plugin is registered",
-		Long: `Waits until a plugin with this name is registered. The error after a timeout
+		Long: `Waits until a plugin with this name is registered and served. The error after a timeout
 explains why it is not.`,
 		Example:           `  cleat plugins wait csi.cleat.dev --timeout 2m && cleat volume list --driver csi.cleat.dev`,
 		ValidArgsFunction: f.names(""),

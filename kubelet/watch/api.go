@@ -70,7 +70,8 @@ type Status struct {
 	Since    time.Time `json:"since"`    // of the phase
 	Attempts int       `json:"attempts"` // since found or last registered
 	NextTry  time.Time `json:"nextTry,omitzero"`
-	// The file of a registered plugin exists, but no process listens.
+	// The file of a registered plugin exists, but no process listens on it or
+	// on the plugin's endpoint.
 	Dead bool `json:"dead,omitempty"`
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"runtime/debug"
 	"strings"
@@ -45,6 +46,20 @@ func (e peerError) Unwrap() error { return e.error }
 // isRefused: no process listens, or the backlog is full.
 func isRefused(err error) bool {
 	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EAGAIN)
+}
+
+// isUnserved: no process serves the path. Other errors are inconclusive.
+func isUnserved(err error) bool {
+	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist)
+}
+
+// probe connects without sending anything.
+func probe(ctx context.Context, path string) error {
+	c, err := unixsock.Dial(ctx, path)
+	if err != nil {
+		return err
+	}
+	return c.Close()
 }
 
 // connect waits until the server speaks HTTP/2. The connection is never

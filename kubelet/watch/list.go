@@ -54,11 +54,11 @@ func (h *Host) Health() error {
 	return h.finder.Health()
 }
 
-// Wait waits until a plugin is registered; an empty kind is any type. If ctx
+// Wait waits until a plugin is registered and not dead; an empty kind is any type. If ctx
 // ends first, the error has the plugin's state.
 func (h *Host) Wait(ctx context.Context, kind, name string) (Status, error) {
 	is := func(s Status) bool {
-		return s.Phase == Registered && s.Name == name && (kind == "" || s.Type == kind)
+		return s.Phase == Registered && !s.Dead && s.Name == name && (kind == "" || s.Type == kind)
 	}
 	following, leave := context.WithCancel(ctx)
 	defer leave() // also if events is not ranged over

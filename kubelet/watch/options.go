@@ -28,7 +28,7 @@ type Options struct {
 	// sockets (1 min).
 	Rescan time.Duration
 	// Grace is how long a plugin stays registered while its file remains but no
-	// process listens. Zero means for ever, as in the kubelet; Status.Dead is
+	// process listens on it, or on its endpoint. Zero means for ever, as in the kubelet; Status.Dead is
 	// set anyway.
 	Grace time.Duration
 	// Peer refuses plugins by the serving process; nil accepts all. An error is

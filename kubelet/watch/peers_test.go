@@ -241,6 +241,53 @@ func TestDeadAfterGrace(t *testing.T) {
 	}
 }
 
+// The registrar of a driver that ended still serves its own socket. The plugin
+// is dead until its endpoint is served again, or deregistered after the grace
+// time.
+func TestEndpointDead(t *testing.T) {
+	for _, grace := range []time.Duration{0, 50 * time.Millisecond} {
+		t.Run(grace.String(), func(t *testing.T) {
+			r := startRig(t, func(o *Options) {
+				o.Grace, o.BackOff = grace, BackOff{First: 10 * time.Millisecond, Most: 10 * time.Millisecond}
+			})
+			endpoint := filepath.Join(filepath.Dir(r.dir), "e")
+			stop := testkit.Serve(t, endpoint, func(grpc.ServiceRegistrar) {})
+			newPlugin(t, r.path("a.sock"), "T", "n", func(p *plugin) {
+				p.info = func(context.Context) (*registration.PluginInfo, error) {
+					return &registration.PluginInfo{Type: "T", Name: "n", Endpoint: endpoint}, nil
+				}
+			})
+			r.phase("a.sock", Registered)
+			testkit.Must(t, os.Link(endpoint, endpoint+"2"))
+			stop()
+			testkit.Must(t, os.Rename(endpoint+"2", endpoint)) // like SIGKILL
+			isDead := func(s Status) bool { return s.Dead }
+			if grace > 0 {
+				isDead = func(s Status) bool { return s.Phase == Failed && s.Attempts > 1 } // not registered again
+			}
+			s := r.until("a.sock", isDead)
+			if !strings.Contains(s.Error, endpoint) || !strings.Contains(s.Reason, "no process serves the endpoint") {
+				t.Errorf("%+v", s)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			defer cancel()
+			if _, err := r.Wait(ctx, "T", "n"); err == nil || !strings.Contains(err.Error(), "no process serves the endpoint") {
+				t.Errorf("wait: %v", err)
+			}
+			testkit.Must(t, os.Remove(endpoint))
+			testkit.Serve(t, endpoint, func(grpc.ServiceRegistrar) {})
+			r.until("a.sock", func(s Status) bool { return s.Phase == Registered && !s.Dead && s.Error == "" })
+			want := "Validate n, Register n"
+			if grace > 0 {
+				want += ", DeRegister n, Validate n, Register n"
+			}
+			if got := r.made(); got != want {
+				t.Errorf("calls: %s", got)
+			}
+		})
+	}
+}
+
 // The connection to a registered plugin must not prevent its graceful stop, and
 // must comply with the server's keepalive policy.
 func TestConnectionAllowsGracefulStop(t *testing.T) {

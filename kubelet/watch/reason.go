@@ -125,3 +125,5 @@ func notifyReason(err error, timeout time.Duration) string {
 }
 
 const deadReason = "the socket file exists, but no process listens on it any more: the plugin ended without removing it"
+
+const endpointReason = "no process serves the endpoint %s: the plugin's registrar runs and the plugin itself does not; start the plugin again"

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -38,6 +39,9 @@ const (
 	// that lasted for steady resets the delay.
 	firstCheck, lastCheck = 100 * time.Millisecond, 30 * time.Second
 	steady                = 10 * time.Second
+
+	// deadCheck is the interval for checking an endpoint that is not served.
+	deadCheck = 500 * time.Millisecond
 )
 
 // socket is a socket file. Its goroutine registers the plugin, retries, and
@@ -56,6 +60,8 @@ type socket struct {
 	failures int    // in a row
 	restart  bool   // the first attempt since it was registered
 	reported string // last failure since
+
+	endpointLost bool // deregistered because the endpoint was not served
 }
 
 // failure is of an attempt or DeRegister.
@@ -112,6 +118,9 @@ func (s *socket) attempt() *failure {
 	if failed != nil || s.ctx.Err() != nil {
 		return failed
 	}
+	if failed := s.checkEndpoint(p); failed != nil {
+		return failed
+	}
 	refusal, failed := s.register(p)
 	switch {
 	case failed != nil:
@@ -131,6 +140,21 @@ func (s *socket) attempt() *failure {
 	s.metrics.succeeded(s.label(), time.Since(s.status.Found))
 	s.update(Registered, func(st *Status) { st.Step, st.Error, st.Reason = "", "", "" })
 	return s.stay()
+}
+
+// checkEndpoint keeps a plugin deregistered whose endpoint is still not served.
+// Handlers need not check that.
+func (s *socket) checkEndpoint(p Plugin) *failure {
+	if !s.endpointLost {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, s.o.Timeouts.Dial)
+	defer cancel()
+	if err := probe(ctx, p.Endpoint); isUnserved(err) {
+		return &failure{step: Validating, text: err.Error(), reason: fmt.Sprintf(endpointReason, p.Endpoint)}
+	}
+	s.endpointLost = false
+	return nil
 }
 
 func (s *socket) query() (Plugin, *failure) {
@@ -274,40 +298,90 @@ func (s *socket) notify(text string) *failure {
 }
 
 // stay waits until the file or the host goes, or fails when no process has
-// listened for the grace time. The connection shows the plugin's end.
+// served the socket or the endpoint for the grace time.
 func (s *socket) stay() *failure {
+	ctx, cancel := context.WithCancel(s.ctx)
+	defer cancel()
+	expired := make(chan *failure, 1)
+	if endpoint := s.status.Endpoint; endpoint != s.path && filepath.IsAbs(endpoint) {
+		s.work.Go(func() {
+			defer cancel()
+			expired <- s.watchEndpoint(ctx, endpoint)
+		})
+	} else {
+		expired <- nil
+	}
+	conn := s.conn
+	s.conn = nil
+	err := s.hold(ctx, s.path, s.o.Peer, conn)
+	cancel()
+	f := <-expired
+	switch {
+	case f != nil:
+		s.endpointLost = true
+	case err != nil: // final: a refused file cannot be listened on again
+		if f = s.dead(err, deadReason, nil, s.ctx); f == nil {
+			return nil
+		}
+	default:
+		return nil
+	}
+	s.release()
+	return f
+}
+
+// watchEndpoint is for a plugin whose registrar is another process. It fails
+// when no process has served the endpoint for the grace time.
+func (s *socket) watchEndpoint(ctx context.Context, endpoint string) *failure {
+	for {
+		err := s.hold(ctx, endpoint, nil, nil)
+		if err == nil {
+			return nil
+		}
+		back := func() bool { return !isUnserved(probe(ctx, endpoint)) }
+		if f := s.dead(err, fmt.Sprintf(endpointReason, endpoint), back, ctx); f != nil || ctx.Err() != nil {
+			return f
+		}
+		s.update(Registered, func(st *Status) {
+			st.Dead, st.Step, st.Error, st.Reason, st.NextTry = false, "", "", "", time.Time{}
+		})
+	}
+}
+
+// hold keeps a connection to path, which shows the end of its process. It
+// returns an error when no process serves path, and nil when ctx ends.
+func (s *socket) hold(ctx context.Context, path string, peer func(Peer) error, conn *grpc.ClientConn) error {
 	for pause := firstCheck; ; pause = min(2*pause, lastCheck) {
-		if s.conn != nil {
+		if conn != nil {
 			since := time.Now()
-			if !s.conn.WaitForStateChange(s.ctx, connectivity.Ready) {
+			lost := conn.WaitForStateChange(ctx, connectivity.Ready)
+			_ = conn.Close()
+			if !lost {
 				return nil
 			}
-			s.closeConn()
 			if time.Since(since) >= steady {
 				pause = firstCheck
 			}
 		}
-		select {
-		case <-time.After(pause):
-		case <-s.ctx.Done():
+		if !sleep(ctx, pause) {
 			return nil
 		}
-		ctx, cancel := context.WithTimeout(s.ctx, s.o.Timeouts.Dial)
+		dialing, cancel := context.WithTimeout(ctx, s.o.Timeouts.Dial)
 		var err error
-		s.conn, err = connect(ctx, s.path, s.o.Peer)
+		conn, err = connect(dialing, path, peer)
 		cancel()
-		if errors.Is(err, unix.ECONNREFUSED) && s.ctx.Err() == nil {
-			return s.dead(err)
+		// The removal of the socket itself is an event of the directory.
+		if isUnserved(err) && ctx.Err() == nil && (path != s.path || errors.Is(err, unix.ECONNREFUSED)) {
+			return err
 		}
 		// Others are inconclusive: permission, file descriptors, timeout.
 	}
 }
 
-// dead waits for the grace time to end. A refused file cannot be listened on
-// again.
-func (s *socket) dead(err error) *failure {
-	f := &failure{step: Registered, text: err.Error(), reason: deadReason}
-	var expired <-chan time.Time
+// dead waits for the grace time to end, unless ctx ends or the plugin is back.
+func (s *socket) dead(err error, reason string, back func() bool, ctx context.Context) *failure {
+	f := &failure{step: Registered, text: err.Error(), reason: reason}
+	var expired, check <-chan time.Time
 	s.update(Registered, func(st *Status) {
 		st.Dead, st.Step, st.Error, st.Reason = true, f.step, f.text, f.reason
 		if s.o.Grace > 0 {
@@ -315,13 +389,34 @@ func (s *socket) dead(err error) *failure {
 			expired = time.After(s.o.Grace)
 		}
 	})
-	select {
-	case <-s.ctx.Done():
-		return nil
-	case <-expired:
+	if back != nil {
+		ticker := time.NewTicker(deadCheck)
+		defer ticker.Stop()
+		check = ticker.C
 	}
-	s.release()
-	return f
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-expired:
+			return f
+		case <-check:
+			if back() {
+				return nil
+			}
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // release retries until the plugin is deregistered. It stops when the host
