@@ -132,6 +132,19 @@ func TestHostServesDevicePluginRegistration(t *testing.T) {
 	p.serve(t)
 	testkit.Must(t, p.register(t, "v1beta1", "gpu.sock", "example.com/gpu"))
 	has("it is registered after a restart", "gpu-0")
+	// The socket and its directory are created again when another program removes
+	// them.
+	for name, remove := range map[string]func() error{
+		"socket":    func() error { return os.Remove(kubelet) },
+		"directory": func() error { return os.RemoveAll(p.dir) },
+	} {
+		testkit.Must(t, remove())
+		eventually(t, "the removed "+name+" is created again", func() bool {
+			err := p.register(t, "v0", "x", "y")
+			return err != nil && strings.Contains(err.Error(), "not supported by kubelet")
+		})
+	}
+	gone()
 }
 
 // With --beside-kubelet the host does not replace the socket of a kubelet.

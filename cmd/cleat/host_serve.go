@@ -126,6 +126,7 @@ func (h *hostServer) listen(ctx context.Context) (net.Listener, error) {
 // Register.
 func (h *hostServer) addDevices() {
 	registration := device.NewRegistration(h.devicesDir, h.devices)
+	h.Check("device plugins", func(context.Context) error { return registration.Health() })
 	besideKubelet := false
 	h.AddService(server.Service{
 		Name: "device plugins",
@@ -155,7 +156,7 @@ func (h *hostServer) listenDevices(ctx context.Context, registration *device.Reg
 	err := registration.Clear(ctx)
 	if err == nil {
 		var l net.Listener
-		l, err = unixsock.Listen(ctx, unixsock.Address{Path: filepath.Join(h.devicesDir, device.KubeletSocket), SharedDir: true, AnyLength: true})
+		l, err = registration.Listen(ctx)
 		if err == nil {
 			return l, nil
 		}
