@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -243,4 +244,28 @@ func TestValidate(t *testing.T) {
 	if err := h.Validate(t.Context(), p); err != nil {
 		t.Error(err)
 	}
+}
+
+// Plugins can call Register before they serve their socket.
+func TestRegisterBeforeServing(t *testing.T) {
+	request := &api.RegisterRequest{Version: api.Version, Endpoint: "gpu.sock", ResourceName: gpu}
+	short := device.New(device.Options{Timeout: 50 * time.Millisecond})
+	t.Cleanup(short.Close)
+	if _, err := device.NewRegistration(t.TempDir(), short).Register(t.Context(), request); err == nil || !strings.Contains(err.Error(), "no process serves the endpoint") {
+		t.Errorf("a plugin that never serves: %v", err)
+	}
+	dir := t.TempDir()
+	r := device.NewRegistration(dir, begin(t))
+	result := make(chan error, 1)
+	go func() {
+		_, err := r.Register(t.Context(), request)
+		result <- err
+	}()
+	select { // on a slow machine the plugin serves earlier, which is also right
+	case err := <-result:
+		t.Fatalf("refused before the plugin serves: %v", err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	newGPUs("a").serve(t, filepath.Join(dir, "gpu.sock"))
+	testkit.Must(t, <-result)
 }

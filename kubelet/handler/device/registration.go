@@ -16,6 +16,7 @@ import (
 
 	"github.com/cleatproject/cleat/internal/linux/inotify"
 	"github.com/cleatproject/cleat/internal/unixsock"
+	"github.com/cleatproject/cleat/kubelet/handler/internal/instance"
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
@@ -88,6 +89,7 @@ func (r *Registration) Register(ctx context.Context, q *api.RegisterRequest) (*a
 	}
 	path := filepath.Join(r.dir, q.GetEndpoint())
 	p := watch.Plugin{Type: Type, Name: q.GetResourceName(), Endpoint: path, Versions: []string{api.Version}, Socket: path}
+	r.awaitEndpoint(ctx, path)
 	if err := r.handler.Register(ctx, p); err != nil {
 		return nil, err
 	}
@@ -96,6 +98,18 @@ func (r *Registration) Register(ctx context.Context, q *api.RegisterRequest) (*a
 	r.mu.Unlock()
 	r.logger.Info("device plugin registered", "resource", p.Name, "endpoint", p.Endpoint)
 	return &api.Empty{}, nil
+}
+
+// awaitEndpoint dials for as long as the kubelet: plugins can call Register
+// before they serve. The handler reports an endpoint that is still not served.
+func (r *Registration) awaitEndpoint(ctx context.Context, path string) {
+	ctx, cancel := context.WithTimeout(ctx, r.handler.options.Timeout)
+	defer cancel()
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, r.handler.options.Pause) {
+		if instance.Connect(ctx, path) == nil || !wait(ctx, pause) {
+			return
+		}
+	}
 }
 
 // registrationPoll is the check interval in addition to inotify; the watch is
