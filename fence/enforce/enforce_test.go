@@ -188,10 +188,19 @@ func TestUnfenceByForceIgnoresStuckSession(t *testing.T) {
 	if err := r.timesOut(stillHeld, r.Unfence, a); err == nil || r.held() == "" {
 		t.Errorf("opened while it is in use: %v", err)
 	}
+	if waiting, err := r.Ending(t.Context()); err != nil || len(waiting) != 1 {
+		t.Errorf("the fence waits for %v, %v; want the session", waiting, err)
+	}
 	a.Force = true
 	r.config.Bounds.End = 50 * time.Millisecond // any timeout
 	if err := r.Unfence(t.Context(), a); err != nil || r.held()+r.phases() != "" {
 		t.Errorf("forced: %v, held %s, recorded %s", err, r.held(), r.phases())
+	}
+	if waiting, err := r.Ending(t.Context()); err != nil || len(waiting) != 0 {
+		t.Errorf("no fence is left, and one waits for %v, %v", waiting, err)
+	}
+	if left, err := r.ledger.Ending(t.Context()); err != nil || len(left) != 1 {
+		t.Errorf("the next fence of the client has to wait for %v, %v; want the session", left, err)
 	}
 }
 

@@ -79,6 +79,9 @@ func (e *Enforcer) check(ctx context.Context) {
 	}
 	err = errors.Join(e.report(ctx, "ledger", err), all.wait())
 	ending, failed := e.ledger.Ending(ctx)
+	if failed == nil {
+		ending, failed = awaited(ending, fences)
+	}
 	err = errors.Join(err, e.report(ctx, "ledger", failed))
 	if ctx.Err() == nil {
 		e.checked.Store(&err)

@@ -3,10 +3,13 @@ package enforce
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -105,7 +108,8 @@ func (e *Enforcer) Check(context.Context) error {
 type Status struct {
 	Enforcers []EnforcerStatus `json:"enforcers"`
 	Fences    []volume.Fence   `json:"fences"`
-	Ending    []ledger.Ending  `json:"ending"` // being ended
+	// Ending are being ended, or were left by a forced unfence.
+	Ending []ledger.Ending `json:"ending"`
 	// Unseen are clients that must be restarted before they are unfenced.
 	Unseen  []string `json:"unseen,omitempty"`
 	Problem string   `json:"problem,omitempty"`
@@ -121,14 +125,40 @@ type EnforcerStatus struct {
 }
 
 // Ending lists sessions of fenced clients that have not ended, for which Fence
-// calls wait.
+// and Unfence calls wait.
 func (e *Enforcer) Ending(ctx context.Context) ([]volume.Session, error) {
+	fences, err := e.ledger.Fences(ctx)
+	if err != nil {
+		return nil, err
+	}
 	all, err := e.ledger.Ending(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all, err = awaited(all, fences)
 	sessions := make([]volume.Session, len(all))
 	for i, one := range all {
 		sessions[i] = one.Session
 	}
 	return sessions, err
+}
+
+// awaited returns the sessions that a fence waits for. A forced unfence leaves
+// records of others, which the next fence of the client needs.
+func awaited(all []ledger.Ending, fences []volume.Fence) ([]ledger.Ending, error) {
+	var blocks []netip.Prefix
+	for _, f := range fences {
+		if f.Denies() {
+			blocks = append(blocks, f.Block)
+		}
+	}
+	set, err := cidr.Set(blocks)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(one ledger.Ending) bool {
+		return !set.Contains(one.Session.Client.Addr().Unmap().WithZone(""))
+	}), nil
 }
 
 // Status returns the recorded fences and the last check's result.

@@ -2,6 +2,7 @@ package request
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -55,9 +56,12 @@ func address(text string) (netip.Addr, error) {
 		return addr, nil
 	case withoutZeros(text) != text:
 		return netip.Addr{}, errZeros
-	default:
-		return netip.Addr{}, errAddress
 	}
+	if with, err := netip.ParseAddrPort(text); err == nil {
+		single := with.Addr().WithZone("").Unmap()
+		return netip.Addr{}, fmt.Errorf("it has a port, and a fence applies to whole addresses: write %s", netip.PrefixFrom(single, single.BitLen()))
+	}
+	return netip.Addr{}, errAddress
 }
 
 var (
