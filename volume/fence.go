@@ -66,6 +66,9 @@ type Coverage struct {
 	// Unprotected are sessions of clients in the blocks with storage servers on
 	// ports that are not fenced.
 	Unprotected []Session `json:"unprotected,omitempty"`
+	// Forwarded are connections of clients in the blocks with servers in other
+	// network namespaces or on other machines, whose end is not seen.
+	Forwarded []Session `json:"forwarded,omitempty"`
 }
 
 // Listener is a server's listening socket.

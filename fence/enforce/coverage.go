@@ -71,5 +71,9 @@ func (l *local) uncovered(c volume.Coverage) string {
 		s := c.Unprotected[0]
 		why = append(why, fmt.Sprintf("%d sessions use ports that are not fenced, one from %s to %s of %s: add the port to --ports, or end the sessions if they are not used for storage", n, s.Client, s.Server, s.Holder))
 	}
+	if n := len(c.Forwarded); n > 0 {
+		s := c.Forwarded[0]
+		why = append(why, fmt.Sprintf("%d connections are forwarded out of this network namespace, one from %s to %s of %s, and would continue after the fence: run the service in the server's network namespace, or restart the server", n, s.Client, s.Server, s.Holder))
+	}
 	return strings.Join(why, "; ")
 }

@@ -26,8 +26,8 @@ func storageServers() []string {
 
 // Coverage reads which servers listen on the fenced ports, and which sessions
 // clients in the blocks have with storage servers on other ports. Kernel targets
-// have listeners without a process. Servers in other network namespaces, and
-// RDMA, are not seen.
+// have listeners without a process. Servers in other network namespaces are
+// not seen, but connections that are forwarded to them; RDMA is not.
 func (s *Sockets) Coverage(ctx context.Context, blocks []netip.Prefix) (volume.Coverage, error) {
 	fenced, err := cidr.Set(blocks)
 	if err != nil {
@@ -68,6 +68,9 @@ func (s *Sockets) Coverage(ctx context.Context, blocks []netip.Prefix) (volume.C
 				ID: identity{s.boot, one.Cookie, one.Inode}.String(), Client: one.Remote, Server: one.Local, Holder: firstProcesses(holders),
 			})
 		}
+	}
+	if coverage.Forwarded, err = s.forwarded(fenced); err != nil {
+		return volume.Coverage{}, err
 	}
 	slices.SortFunc(coverage.Servers, func(a, b volume.Listener) int { return a.Address.Compare(b.Address) })
 	slices.SortFunc(coverage.Unprotected, func(a, b volume.Session) int {

@@ -17,6 +17,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/ports"
 	"github.com/cleatproject/cleat/internal/cidr"
@@ -41,7 +44,9 @@ type Config struct {
 type Sockets struct {
 	config Config
 	conn   *sockdiag.Conn
-	boot   string
+	// tracked lists connections that this namespace forwards.
+	tracked *netlink.Handle
+	boot    string
 	// The namespace's cookie; zero: closed sockets that processes have open
 	// cannot be found.
 	namespace uint64
@@ -70,9 +75,14 @@ func Open(ctx context.Context, config Config) (*Sockets, error) {
 	if err != nil {
 		return nil, errs.Errorf(errs.Internal, "list TCP sockets: %w", err)
 	}
-	s := &Sockets{config: config, conn: conn, boot: boot}
-	if err := s.probe(ctx); err != nil {
+	tracked, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
+	if err != nil {
 		_ = conn.Close()
+		return nil, errs.Errorf(errs.Internal, "open a socket of conntrack: %w", err)
+	}
+	s := &Sockets{config: config, conn: conn, tracked: tracked, boot: boot}
+	if err := s.probe(ctx); err != nil {
+		_ = s.Close()
 		return nil, err
 	}
 	return s, nil
@@ -101,7 +111,10 @@ func (s *Sockets) probe(ctx context.Context) error {
 }
 
 // Close requires that no call is in flight.
-func (s *Sockets) Close() error { return s.conn.Close() }
+func (s *Sockets) Close() error {
+	s.tracked.Close()
+	return s.conn.Close()
+}
 
 // Status returns Open's result.
 func (s *Sockets) Status() Status {

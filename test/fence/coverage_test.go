@@ -2,12 +2,15 @@ package fence
 
 import (
 	"bytes"
+	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/cleatproject/cleat/test/fence/rig"
 	"github.com/cleatproject/cleat/test/fence/storage"
 	"github.com/cleatproject/cleat/test/testkit"
 )
@@ -62,4 +65,34 @@ func TestFenceCoversAStorageServer(t *testing.T) {
 		t.Errorf("the fenced client's blocks have changed after the answer (%v)", err)
 	}
 	s.unfence(service, victimBlock)
+}
+
+// The server is in another network namespace, behind DNAT: its socket is not seen
+// here, and its session would continue after the fence.
+func TestFenceDoesNotCoverAForwardedPort(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	victim := s.host(1, 7)
+	pod := rig.NewMachine(t)
+	s.network.Attach(t, pod.Namespace, netip.MustParsePrefix("10.9.200.1/16"))
+	testkit.Value(storage.StartNBD(pod))(t)
+	s.machine.MustRun(t, "nft", fmt.Sprintf(`table ip forward {
+		chain pre { type nat hook prerouting priority dstnat; tcp dport %[1]d dnat to 10.9.200.1:%[1]d; }
+		chain post { type nat hook postrouting priority srcnat; ip daddr 10.9.200.1 masquerade; }
+	}`, storage.NBDPort))
+	s.machine.MustRun(t, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+	session, err := storage.NBDSession(1, s.dial(victim, victim.v4, storage.NBDPort))
+	testkit.Must(t, err)
+	w := storage.NewWriter(1, session, pace)
+	t.Cleanup(w.Close)
+	s.await(20, w)
+	testkit.Value(storage.StartRecords(s.machine, recordPort))(t)
+	service := s.serve()
+	for range 2 {
+		err := service.Fence(t.Context(), nil, victimBlock)
+		s.code(err, codes.FailedPrecondition)
+		if err != nil && !strings.Contains(err.Error(), "a server at 10.9.200.1:10809") {
+			t.Errorf("the error does not name the server: %v", err)
+		}
+	}
 }
