@@ -69,7 +69,7 @@ func (e *spdkEngine) enforcesFences() bool { return true }
 
 // open does not need the targets to answer.
 func (e *spdkEngine) open(ctx context.Context, d *csiServer) error {
-	targets, err := e.targets(d)
+	targets, retired, err := e.targets(d)
 	if err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func (e *spdkEngine) open(ctx context.Context, d *csiServer) error {
 		return err
 	}
 	engine, err := spdk.New(spdk.Config{
-		Targets: targets, Database: db, Ledger: d.ledger, Logger: d.Logger,
+		Targets: targets, Retired: retired, Database: db, Ledger: d.ledger, Logger: d.Logger,
 		HostNQN: func(node string) string { return nodeHostNQN(e.nvme.cluster, node) },
 	})
 	if err != nil {
@@ -92,15 +92,20 @@ func (e *spdkEngine) open(ctx context.Context, d *csiServer) error {
 		"1 for each adverse condition of the SPDK targets and their lvol stores.", []string{"status", "reason"}, nil), d.backend.Health})
 }
 
-// targets returns a client of each target. It reads the password of a proxy for
+// targets returns a client of each target, and the names of those that are
+// retired. It reads the password of a proxy for
 // each call, as passwords are rotated. Volumes are placed by topology if a target
 // has one.
-func (e *spdkEngine) targets(d *csiServer) (targets []spdk.Target, err error) {
+func (e *spdkEngine) targets(d *csiServer) (targets []spdk.Target, retired []string, err error) {
 	configured, err := spdkconf.Read(e.config, e.secret)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, t := range configured {
+		if t.Retired {
+			retired = append(retired, t.Name)
+			continue
+		}
 		d.deployment.PlacedVolumes = d.deployment.PlacedVolumes || len(t.Topology) > 0
 		c := rpc.Config{
 			Socket: t.Socket, URL: t.URL, User: t.User, Logger: d.Logger.With("target", t.Name),
@@ -111,14 +116,14 @@ func (e *spdkEngine) targets(d *csiServer) (targets []spdk.Target, err error) {
 		}
 		client, err := rpc.Open(c)
 		if err != nil {
-			return nil, fmt.Errorf("target %s: %w", t.Name, err)
+			return nil, nil, fmt.Errorf("target %s: %w", t.Name, err)
 		}
 		d.OnClose(func(context.Context) error { return client.Close() })
 		targets = append(targets, spdk.Target{
 			Name: t.Name, Client: client, Transport: t.Transport, Addresses: t.Addresses, Stores: t.Stores, Topology: t.Topology,
 		})
 	}
-	return targets, nil
+	return targets, retired, nil
 }
 
 // openDatabase opens the record of volumes, grants and fences.

@@ -82,7 +82,7 @@ func (b *build) run(ctx context.Context) (volume.Volume, error) {
 		found = false
 	case found && r.UUID != "":
 		return b.volume(r), b.matches(r)
-	case found && b.matches(r) != nil:
+	case found && (b.matches(r) != nil || b.isRetired(r.Target)):
 		// No call has returned the volume of the other request.
 		if err := b.discard(ctx, r); err != nil {
 			return volume.Volume{}, incomplete(r, err)
@@ -198,7 +198,7 @@ func alias(store, lvol string) string { return store + "/" + lvol }
 func (b *build) finish(ctx context.Context, r record) (volume.Volume, error) {
 	t, err := b.target(r.Target)
 	if err != nil {
-		return volume.Volume{}, err
+		return volume.Volume{}, incomplete(r, err)
 	}
 	bdev, err := b.lvol(ctx, t, r)
 	if err != nil {
@@ -308,6 +308,9 @@ func (e *Engine) originOf(ctx context.Context, s volume.Source) (*origin, error)
 		if err != nil {
 			return nil, fmt.Errorf("source of the new volume: %w", err)
 		}
+		if _, err := e.target(r.Target); err != nil {
+			return nil, fmt.Errorf("source of the new volume: %w", err)
+		}
 		return &origin{
 			Origin: newvolume.Origin{Description: "volume " + string(s.Volume), Size: r.Size, Content: r.Content, FSType: r.FSType},
 			target: r.Target, store: r.Store, uuid: r.UUID,
@@ -315,6 +318,9 @@ func (e *Engine) originOf(ctx context.Context, s volume.Source) (*origin, error)
 	case s.Snapshot != "":
 		r, err := e.findSnapshot(ctx, s.Snapshot)
 		if err != nil {
+			return nil, fmt.Errorf("source of the new volume: %w", err)
+		}
+		if _, err := e.target(r.Target); err != nil {
 			return nil, fmt.Errorf("source of the new volume: %w", err)
 		}
 		return &origin{

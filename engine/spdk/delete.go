@@ -54,6 +54,9 @@ func (e *Engine) continueDelete(ctx context.Context, id volume.ID) error {
 
 // unused returns Precondition for a volume that a client is connected to.
 func (e *Engine) unused(ctx context.Context, r record) error {
+	if e.isRetired(r.Target) {
+		return nil
+	}
 	t, err := e.target(r.Target)
 	if err != nil {
 		return err
@@ -75,6 +78,9 @@ func (e *Engine) unused(ctx context.Context, r record) error {
 // finishDelete deletes a volume, or what an interrupted creation left, whose
 // record says so.
 func (e *Engine) finishDelete(ctx context.Context, r record) error {
+	if e.isRetired(r.Target) {
+		return e.drop(ctx, r)
+	}
 	t, err := e.target(r.Target)
 	if err != nil {
 		return err

@@ -2,8 +2,10 @@ package spdk
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,6 +33,9 @@ type Target struct {
 // Config is what an engine serves.
 type Config struct {
 	Targets []Target
+	// Retired are the names of targets that are gone for good, with all volumes
+	// and sessions there: their records can be removed.
+	Retired []string
 	// Database has the volumes. Several processes can share it.
 	Database store.Database
 	// Ledger, in the same database, has the clients that are admitted.
@@ -84,7 +89,7 @@ func New(c Config) (*Engine, error) {
 	if c.Interval == 0 {
 		c.Interval = 5 * time.Second
 	}
-	if len(c.Targets) == 0 {
+	if len(c.Targets)+len(c.Retired) == 0 {
 		return nil, errs.Errorf(errs.Invalid, "no SPDK target is configured")
 	}
 	e := &Engine{config: c, targets: map[string]*target{}, answerTime: 5 * time.Second, enforceTime: time.Minute}
@@ -92,7 +97,7 @@ func New(c Config) (*Engine, error) {
 		switch {
 		case checkTargetName(t.Name) != nil:
 			return nil, checkTargetName(t.Name)
-		case e.targets[t.Name] != nil:
+		case e.targets[t.Name] != nil || e.isRetired(t.Name):
 			return nil, errs.Errorf(errs.Invalid, "two targets have the name %s", t.Name)
 		case len(t.Addresses) == 0:
 			return nil, errs.Errorf(errs.Invalid, "target %s has no address", t.Name)
@@ -152,17 +157,24 @@ func (e *Engine) List(ctx context.Context, after volume.ID, limit int) ([]volume
 	return page, nil
 }
 
-// targetOf returns the target of an id. NotFound: it is no id of a target.
+// targetOf returns the target of an id. NotFound: it is no id of a target, or the
+// target is retired. Precondition: whether the object exists is not known, as the
+// target is not configured.
 func (e *Engine) targetOf(what, id string) (t *target, uuid string, err error) {
 	name, uuid, ok := parseID(id)
-	if !ok {
+	switch {
+	case !ok:
 		return nil, "", errs.Errorf(errs.NotFound, "%s %s does not exist", what, errs.Quote(id))
+	case e.isRetired(name):
+		return nil, "", errs.Errorf(errs.NotFound, "%s %s was on target %s, which is retired", what, errs.Quote(id), name)
 	}
-	if t = e.targets[name]; t == nil {
-		return nil, "", errs.Errorf(errs.NotFound, "%s %s is on target %s, which is not configured; known are %s", what, errs.Quote(id), name, strings.Join(e.names(), ", "))
+	if t, err = e.target(name); err != nil {
+		return nil, "", fmt.Errorf("%s %s: %w", what, errs.Quote(id), err)
 	}
 	return t, uuid, nil
 }
+
+func (e *Engine) isRetired(target string) bool { return slices.Contains(e.config.Retired, target) }
 
 func (e *Engine) names() (names []string) {
 	for _, t := range e.order {
@@ -171,11 +183,14 @@ func (e *Engine) names() (names []string) {
 	return names
 }
 
-// target returns the target of a record. Unavailable: it is not configured any
-// more.
+// target returns the target of a record. Precondition: it is not configured, or
+// retired.
 func (e *Engine) target(name string) (*target, error) {
 	if t := e.targets[name]; t != nil {
 		return t, nil
 	}
-	return nil, errs.Errorf(errs.Unavailable, "target %s, which has the volume, is not configured; known are %s", name, strings.Join(e.names(), ", "))
+	if e.isRetired(name) {
+		return nil, errs.Errorf(errs.Precondition, "target %s is retired, and what was on it can only be deleted", name)
+	}
+	return nil, errs.Errorf(errs.Precondition, "target %s is not configured; known are %s. Add it again with this name, or with retired: true if it is gone for good", name, strings.Join(e.names(), ", "))
 }

@@ -121,6 +121,9 @@ func (e *Engine) fencedHosts(ctx context.Context) (hosts []fencedHost, err error
 	}
 	add := func(id volume.ID, nqn string, is func(netip.Prefix) bool) {
 		name, uuid, _ := parseID(string(id))
+		if e.isRetired(name) {
+			return
+		}
 		in := slices.DeleteFunc(slices.Clone(blocks), func(b netip.Prefix) bool { return !is(b) })
 		if len(in) == 0 { // fenced meanwhile
 			in = blocks

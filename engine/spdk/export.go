@@ -19,18 +19,21 @@ import (
 
 // Enforce implements volume.Granter.
 func (e *Engine) Enforce(ctx context.Context, id volume.ID) error {
-	return e.correct(ctx, id, func(string) bool { return false })
+	return e.correct(ctx, id, false, func(string) bool { return false })
 }
 
 // Revoke implements volume.Granter.
 func (e *Engine) Revoke(ctx context.Context, id volume.ID, node string) error {
-	return e.correct(ctx, id, func(host string) bool { return node == "" || host == e.config.HostNQN(node) })
+	return e.correct(ctx, id, true, func(host string) bool { return node == "" || host == e.config.HostNQN(node) })
 }
 
 // correct makes an export what the records say, without the hosts of before the
 // adoption that lose the volume.
-func (e *Engine) correct(ctx context.Context, id volume.ID, loses func(host string) bool) error {
+func (e *Engine) correct(ctx context.Context, id volume.ID, revokes bool, loses func(host string) bool) error {
 	err := e.locked(ctx, id, func(r record) error {
+		if e.isRetired(r.Target) && revokes {
+			return nil // no session is left
+		}
 		r, err := e.forgetHosts(ctx, r, loses)
 		if err != nil {
 			return err

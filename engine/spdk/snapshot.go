@@ -112,6 +112,9 @@ func incompleteSnapshot(r snapRecord, err error) error {
 // discardSnapshot removes an interrupted snapshot, which no call has returned.
 // The record says so first: another controller cannot complete it any more.
 func (e *Engine) discardSnapshot(ctx context.Context, r snapRecord) error {
+	if e.isRetired(r.Target) {
+		return e.dropSnapshot(ctx, r, false)
+	}
 	t, err := e.target(r.Target)
 	if err != nil {
 		return err
@@ -142,6 +145,9 @@ func (e *Engine) DeleteSnapshot(ctx context.Context, id volume.SnapshotID) error
 		return err
 	}
 	defer unlock()
+	if e.isRetired(r.Target) {
+		return e.dropSnapshot(ctx, r, false)
+	}
 	t, err := e.target(r.Target)
 	if err != nil {
 		return err

@@ -40,6 +40,9 @@ func (e entry) target(at string) (t Target, problems []strictjson.Problem) {
 	if !targetName.MatchString(e.Name) {
 		fail("name", fmt.Errorf("%s cannot be part of a volume id; want at most 63 letters, digits, - _ and ., and a letter or digit first", errs.Quote(e.Name)))
 	}
+	if t.Retired = e.Retired; t.Retired {
+		return t, problems // the other keys can stay
+	}
 	t.Socket, t.URL, err = parseRPCURL(e.RPCURL)
 	fail("rpcURL", err)
 	t.Transport, err = parseTargetType(e.TargetType)

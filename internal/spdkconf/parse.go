@@ -27,6 +27,7 @@ type entry struct {
 	Addresses  []string          `json:"addresses"`
 	Stores     []string          `json:"lvolStores"`
 	Topology   map[string]string `json:"topology"`
+	Retired    bool              `json:"retired"`
 }
 
 // Parse parses the content of a config.json or YAML. The targets have no user

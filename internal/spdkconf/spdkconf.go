@@ -26,6 +26,7 @@ type Target struct {
 	Addresses []netip.AddrPort
 	Stores    []string // names of lvol stores; empty: all
 	Topology  map[string]string
+	Retired   bool // gone for good; only Name matters
 }
 
 // Secret is the password of a target. It has the place of the password only, so
@@ -69,7 +70,7 @@ func Read(config, secret string) ([]Target, error) {
 	var problems []strictjson.Problem
 	for i := range targets {
 		t := &targets[i]
-		if t.URL == "" {
+		if t.URL == "" || t.Retired {
 			continue
 		}
 		own, found := find(tokens, t.Name)
