@@ -17,10 +17,13 @@ const unknown = 0
 // known after a failed write. The caller holds the write token.
 func (s *Store) confirm(ctx context.Context) error {
 	newest, err := s.newest()
-	if err != nil || newest == s.durable.Load() {
+	if err != nil || newest == s.durable.Load() && newest >= s.loaded {
 		return err
 	}
 	written, err := isWritten(ctx, s.file)
+	if err == nil && newest < s.loaded {
+		err = s.lost(s.loaded)
+	}
 	if err == nil && !written {
 		err = errors.New("its file has blocks that only a new file makes safe, restart cleat")
 	}
@@ -31,6 +34,12 @@ func (s *Store) confirm(ctx context.Context) error {
 		return errs.Errorf(errs.Unavailable, "store %s: a write failed, and nothing is read or changed until the newest transaction is on the disk: %w", s.path, err)
 	}
 	return nil
+}
+
+// lost is the error if the page cache has dropped a page that was not written,
+// such as the meta page of a failed commit: bbolt's freelist is of that commit.
+func (s *Store) lost(id int64) error {
+	return fmt.Errorf("transaction %d is no longer in the page cache, restart cleat", id)
 }
 
 // newest returns the number of the newest transaction in the page cache.
@@ -58,6 +67,12 @@ func (s *Store) writeNewest() error {
 	at := newest % 2 * int64(len(page)) // transactions alternate between the meta pages
 	if _, err := s.file.ReadAt(page, at); err != nil {
 		return err
+	}
+	// btrfs can read the page of a failed write from the disk again.
+	if now, err := s.newest(); err != nil {
+		return err
+	} else if now != newest {
+		return s.lost(newest)
 	}
 	// Full: a store of an older version, which copies on write and cannot be
 	// moved without space.
@@ -106,6 +121,8 @@ func (s *Store) await(ctx context.Context, id int) error {
 // commitError explains a failed commit. A full file system refuses a write as a
 // whole, before the meta page.
 func (s *Store) commitError(err error) error {
+	s.views.commitFailed()
+	s.loaded, _ = s.newest() // an error is also one of the next Update
 	if isFull(err) {
 		return s.name(err)
 	}

@@ -138,7 +138,7 @@ func (s *Store) renew(ctx context.Context, size int64) error {
 	}
 	fresh, err := openFile(ctx, s.path, false)
 	if err == nil {
-		s.db, s.file = fresh.db, fresh.file
+		s.db, s.file, s.loaded = fresh.db, fresh.file, fresh.loaded
 	}
 	return err
 }

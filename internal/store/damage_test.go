@@ -18,6 +18,7 @@ import (
 	"go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -61,6 +62,26 @@ func TestBadRecordsAreNamed(t *testing.T) {
 		if !errors.Is(err, want) || !strings.Contains(err.Error(), "bad-key") || !strings.Contains(err.Error(), "things") {
 			t.Errorf("%s: got %v", data, err)
 		}
+	}
+}
+
+// The meta page of a failed commit can leave the page cache, and bbolt has read
+// its freelist.
+func TestLostMetaPage(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.db")
+	s := openAt(t, path, options())
+	testkit.Must(t, put(t.Context(), s, "kept", thing{Size: 1}))
+	before := testkit.Value(os.ReadFile(path))(t)
+	testkit.Must(t, put(t.Context(), s, "lost", thing{}))
+	s.durable.Store(unknown)
+	testkit.Value(s.file.WriteAt(before[:smallest], 0))(t)
+	for range 2 {
+		testkit.WantError(t, "put", put(t.Context(), s, "new", thing{}), errs.Unavailable, "restart cleat")
+	}
+	testkit.Must(t, s.Close())
+	s = openAt(t, path, options())
+	if kept, _ := get(t, s, "kept"); kept.Size != 1 {
+		t.Errorf("got %+v", kept)
 	}
 }
 

@@ -75,6 +75,8 @@ type Store struct {
 	writer  chan struct{}                 // holds the write token
 	reserve reserve                       // guarded by the token
 	commits int                           // since the last copy, from 1; guarded by the token
+	loaded  int64                         // transaction of bbolt's freelist; guarded by the token
+	views   views
 }
 
 // Open opens a store, or creates it in an existing directory. Errors: ErrHeld,
@@ -137,7 +139,9 @@ func openFile(ctx context.Context, path string, readOnly bool) (s *Store, err er
 	}
 	db.AllocSize = growth
 	s = &Store{path: path, db: db, file: file, writer: make(chan struct{}, 1)}
-	err = s.checkLength()
+	if s.loaded, err = s.newest(); err == nil {
+		err = s.checkLength()
+	}
 	if err == nil {
 		err = s.checkPages()
 	}
@@ -235,16 +239,13 @@ func (s *Store) Close() error {
 }
 
 // View calls fn with a consistent snapshot. It succeeds only if the snapshot is
-// on the disk. Unavailable: it is perhaps not.
+// on the disk. Unavailable: it is perhaps not. fn must not call Update, which
+// can wait for the View.
 func (s *Store) View(ctx context.Context, fn func(tx *Tx) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	var id int
-	err := s.db.View(func(tx *bbolt.Tx) error {
-		id = tx.ID()
-		return fn(boltTx(tx))
-	})
+	id, err := s.view(fn)
 	if int64(id) > s.durable.Load() && !s.db.IsReadOnly() {
 		if err := s.await(ctx, id); err != nil {
 			return err
@@ -253,11 +254,22 @@ func (s *Store) View(ctx context.Context, fn func(tx *Tx) error) error {
 	return s.name(err)
 }
 
+// view returns the number of the transaction that fn has read.
+func (s *Store) view(fn func(tx *Tx) error) (id int, err error) {
+	defer s.views.begin()()
+	err = s.db.View(func(tx *bbolt.Tx) error {
+		id = tx.ID()
+		return fn(boltTx(tx))
+	})
+	return id, err
+}
+
 // Update commits the changes of fn durably if it returns nil; otherwise nothing
 // is changed. Updates are serialized; ctx limits the wait. fn must neither
 // block nor call View or Update. Unavailable: the changes are perhaps made; a
 // repeat reads the records again and is safe. After a failed commit nothing is
-// read or changed until it is known to be on the disk.
+// read or changed until it is known to be on the disk, and nothing is changed
+// until the Views that began before have ended.
 func (s *Store) Update(ctx context.Context, fn func(tx *Tx) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -270,6 +282,9 @@ func (s *Store) Update(ctx context.Context, fn func(tx *Tx) error) error {
 		if err := s.confirm(ctx); err != nil {
 			return err
 		}
+	}
+	if err := s.views.await(ctx); err != nil {
+		return fmt.Errorf("store %s: wait for reads that began before a failed commit: %w", s.path, err)
 	}
 	ended := make(chan struct{})
 	s.commit.Store(&ended)
@@ -287,6 +302,7 @@ func (s *Store) Update(ctx context.Context, fn func(tx *Tx) error) error {
 	default:
 		return s.commitError(err)
 	}
+	s.loaded = int64(id)
 	s.durable.Store(int64(id))
 	// The used space is known only now. A failure does not undo the update, so
 	// it is ignored.

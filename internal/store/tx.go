@@ -8,7 +8,7 @@ import (
 
 // Database runs transactions over the records of buckets.
 type Database interface {
-	// View calls fn with a consistent snapshot.
+	// View calls fn with a consistent snapshot. fn must not call Update.
 	View(ctx context.Context, fn func(tx *Tx) error) error
 	// Update commits the changes of fn durably if it returns nil; otherwise
 	// nothing is changed. fn must neither block nor call View or Update, and
