@@ -168,7 +168,7 @@ func TestStaleLogIsNotApplied(t *testing.T) {
 	v.Unmount(t)
 	marker := r.epochs[1][0]
 	overwrite(t, done, marker.at, marker.data)
-	if _, err := mkfs.Probe(testkit.Value(os.Open(done))(t)); !errors.Is(err, mkfs.ErrDamaged) {
+	if _, err := mkfs.Probe(testkit.Open(os.Open(done))(t)); !errors.Is(err, mkfs.ErrDamaged) {
 		t.Errorf("a file system with the marker: %v, want ErrDamaged", err)
 	}
 	testkit.Must(t, grow(t, mkfs.Tools{}, done))
