@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -144,6 +145,9 @@ func (t Tools) growExt4(ctx context.Context, f *os.File, s extSuper, size int64,
 	if err := s.checkGrowth(size); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotGrown, err)
 	}
+	if err := s.checkScratch(filepath.Dir(scratch)); err != nil {
+		return fmt.Errorf("%w: %w", ErrNotGrown, err)
+	}
 	defer os.Remove(scratch)
 	if err := t.growCopy(ctx, f.Name(), scratch, size); err != nil {
 		return fmt.Errorf("%w from %d to %d bytes: %w", ErrNotGrown, s.blocks*s.blockSize, size, err)
@@ -182,6 +186,21 @@ func (s extSuper) checkGrowth(size int64) error {
 	most := (ceil(groups, perBlock)+s.reservedGDT)*perBlock*s.blocksPerGroup + s.firstBlock
 	if uint64(size)/s.blockSize > most {
 		return errs.Errorf(errs.Precondition, "its group descriptors have space for at most %d bytes, the volume has %d; larger it grows only while it is mounted, or copy the data to a new volume", most*s.blockSize, size)
+	}
+	return nil
+}
+
+// checkScratch refuses a copy of the metadata that could fill the directory's
+// file system. The copy also has directories and extents, which are not known:
+// half of the space is for them and for others.
+func (s extSuper) checkScratch(dir string) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return fmt.Errorf("free space of %s: %w", dir, err)
+	}
+	need, free := 2*s.metadata(), st.Bavail*uint64(st.Bsize)
+	if need > free {
+		return errs.Errorf(errs.Precondition, "the copy of its metadata needs %d bytes in %s, which has %d: free %d bytes, and stage the volume again; or it grows while it is mounted", need, dir, free, need-free)
 	}
 	return nil
 }

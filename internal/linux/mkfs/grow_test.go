@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
@@ -177,6 +179,20 @@ func TestFailedToolsChangeNothing(t *testing.T) {
 		}
 		checkGrown(t, path, 64*mib, data)
 	}
+	testkit.Must(t, grow(t, mkfs.Tools{}, path))
+	checkGrown(t, path, 256*mib, data)
+}
+
+// The copy of the metadata does not fill the directory, which other files need.
+func TestGrowthWithoutScratchSpace(t *testing.T) {
+	path, data := ext4With(t, t.TempDir(), 64*mib)
+	truncate(t, path, 256*mib)
+	dir := t.TempDir()
+	testkit.Must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=4m"))
+	t.Cleanup(func() { testkit.Unmount(t, dir) })
+	err := mkfs.CheckAndGrow(t.Context(), mkfs.GrowRequest{Device: path, Scratch: filepath.Join(dir, "scratch")})
+	testkit.WantError(t, "a small directory", err, mkfs.ErrNotGrown, dir+", which has 4194304: free ")
+	checkGrown(t, path, 64*mib, data)
 	testkit.Must(t, grow(t, mkfs.Tools{}, path))
 	checkGrown(t, path, 256*mib, data)
 }

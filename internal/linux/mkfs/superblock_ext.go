@@ -32,6 +32,7 @@ type extSuper struct {
 	firstBlock, blocksPerGroup  uint64
 	inodesPerGroup, inodeSize   uint64
 	descriptorSize, reservedGDT uint64
+	usedInodes, journal         uint64 // journal: its bytes
 	compat, incompat, roCompat  uint32
 	uuid, label                 string
 	revision                    uint32
@@ -51,6 +52,12 @@ func readExt(head []byte) (extSuper, bool, error) {
 		inodesPerGroup: uint64(le.Uint32(b[0x28:])), inodeSize: 128, descriptorSize: 32, reservedGDT: uint64(le.Uint16(b[0xce:])),
 		compat: le.Uint32(b[0x5c:]), incompat: le.Uint32(b[0x60:]), roCompat: le.Uint32(b[0x64:]),
 		uuid: formatUUID(b[0x68:]), label: cString(b[0x78:0x88]), revision: le.Uint32(b[0x4c:]), state: le.Uint16(b[0x3a:]),
+	}
+	if inodes, free := le.Uint32(b[0x0:]), le.Uint32(b[0x10:]); free <= inodes {
+		s.usedInodes = uint64(inodes - free)
+	}
+	if s.compat&extHasJournal != 0 && b[0xfd] == 1 { // a copy of its inode
+		s.journal = uint64(le.Uint32(b[0x148:]))<<32 | uint64(le.Uint32(b[0x14c:]))
 	}
 	logSize := le.Uint32(b[0x18:])
 	if logSize > 6 {
@@ -118,6 +125,12 @@ func (s extSuper) full(deviceSize int64) bool {
 		overhead += 1 + group/max(perBlock, 1) + 1 + s.reservedGDT
 	}
 	return rest < overhead+50
+}
+
+// metadata estimates the size of inodes, journal and bitmaps.
+func (s extSuper) metadata() uint64 {
+	groups := s.blocks/s.blocksPerGroup + 1
+	return s.usedInodes*s.inodeSize + s.journal + groups*2*s.blockSize
 }
 
 // hasSuper includes the group descriptors.
