@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cleatproject/cleat/internal/cli"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -69,6 +70,7 @@ type config struct {
 func chapterNames() []string { return []string{"volumes", "fence", "dpu", "sriov"} }
 
 func main() {
+	kernelcall.Main()
 	err := run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 	if err == nil || errors.Is(err, pflag.ErrHelp) {
 		return

@@ -10,9 +10,11 @@ import (
 	"github.com/cleatproject/cleat/dpu/hostfs"
 	"github.com/cleatproject/cleat/fence/nft"
 	"github.com/cleatproject/cleat/internal/linux/freeze"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 )
 
 func main() {
+	kernelcall.Main()
 	ctx := context.Background()
 	// Helper processes run before the command line is parsed: they start fast
 	// and stay small.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/dpu/pool"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -31,6 +32,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	kernelcall.Main()
 	if len(os.Args) < 2 || strings.HasPrefix(os.Args[1], "-") {
 		_ = os.Setenv("GORACE", "atexit_sleep_ms=0") // else the race detector waits a second per helper
 		goleak.VerifyTestMain(m)

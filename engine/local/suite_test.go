@@ -15,6 +15,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/freeze"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/testkit/scratchfs"
@@ -27,6 +28,7 @@ const mib = 1 << 20
 
 // The test binary is its own freeze guard.
 func TestMain(m *testing.M) {
+	kernelcall.Main()
 	if len(os.Args) == 2 && os.Args[1] == "freeze-guard" {
 		if err := freeze.RunGuard(os.Stdin, os.Stdout); err != nil {
 			os.Exit(1)

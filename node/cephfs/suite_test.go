@@ -9,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cleatproject/cleat/internal/cephconf"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/cephfs"
 	"github.com/cleatproject/cleat/node/nodetest"
@@ -23,7 +24,10 @@ import (
 // no double.
 var site = flag.String("site", "", "file with a Ceph cluster (JSON) for the suite")
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	kernelcall.Main()
+	goleak.VerifyTestMain(m)
+}
 
 func TestSuite(t *testing.T) {
 	features.Need(t, features.CephFS)

@@ -6,6 +6,7 @@ import (
 	"github.com/google/uuid"
 	"go.uber.org/goleak"
 
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/nodetest"
 	"github.com/cleatproject/cleat/node/nvme"
@@ -15,7 +16,10 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	kernelcall.Main()
+	goleak.VerifyTestMain(m)
+}
 
 func TestSuite(t *testing.T) {
 	features.Need(t, features.NVMeTarget)

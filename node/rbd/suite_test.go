@@ -8,6 +8,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cleatproject/cleat/internal/cephconf"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/linux/krbd"
 	"github.com/cleatproject/cleat/internal/linux/krbd/krbdtest"
 	"github.com/cleatproject/cleat/node"
@@ -22,7 +23,10 @@ import (
 // site is given by test/vm/rbd, which runs these tests in a guest.
 var site = flag.String("site", "", "file with a Ceph cluster (JSON) for the suite, instead of a double of the kernel")
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	kernelcall.Main()
+	goleak.VerifyTestMain(m)
+}
 
 const (
 	driver  = "rbd.test"

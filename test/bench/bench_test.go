@@ -15,11 +15,18 @@ import (
 	"time"
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/test/driver"
 	"github.com/cleatproject/cleat/test/testkit"
 )
+
+func TestMain(m *testing.M) {
+	kernelcall.Main()
+	goleak.VerifyTestMain(m)
+}
 
 const mib = 1 << 20
 

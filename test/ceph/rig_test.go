@@ -15,6 +15,7 @@ import (
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/test/driver"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/testkit/cephtest"
@@ -31,6 +32,7 @@ var shared struct {
 const fsName = "files"
 
 func TestMain(m *testing.M) {
+	kernelcall.Main()
 	code := testkit.RunMain(m, func(dir string) (err error) {
 		shared.cleat = filepath.Join(dir, "cleat")
 		if err := testkit.BuildTo(context.Background(), shared.cleat, testkit.Cleat, "-tags", "ceph,pacific,crashpoints"); err != nil {

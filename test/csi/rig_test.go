@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/test/driver"
@@ -35,6 +36,7 @@ const atOnce = "GORACE=atexit_sleep_ms=0"
 var cleat string
 
 func TestMain(m *testing.M) {
+	kernelcall.Main()
 	os.Exit(testkit.RunMain(m, func(dir string) error {
 		cleat = filepath.Join(dir, "cleat")
 		return testkit.BuildTo(context.Background(), cleat, testkit.Cleat, "-race", "-tags", "crashpoints")

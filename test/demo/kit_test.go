@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/test/driver"
 	"github.com/cleatproject/cleat/test/testkit"
@@ -34,6 +35,7 @@ var built struct {
 }
 
 func TestMain(m *testing.M) {
+	kernelcall.Main()
 	code := m.Run()
 	if built.dir != "" {
 		_ = os.RemoveAll(string(built.dir))

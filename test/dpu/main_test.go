@@ -17,6 +17,8 @@ import (
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 )
 
 // insideEnvironment marks the test that runs in its own namespaces.
@@ -28,6 +30,7 @@ const insideEnvironment = "CLEAT_DPU_TEST_INSIDE"
 var plain, raced string
 
 func TestMain(m *testing.M) {
+	kernelcall.Main()
 	if os.Getenv(insideEnvironment) == "" {
 		os.Exit(inside())
 	}

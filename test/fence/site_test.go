@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/test/fence/rig"
 	"github.com/cleatproject/cleat/test/fence/serve"
 	"github.com/cleatproject/cleat/test/fence/storage"
@@ -31,6 +32,7 @@ import (
 var cleat string
 
 func TestMain(m *testing.M) {
+	kernelcall.Main()
 	rig.Main(m, map[string]func() int{storage.RecordRole: storage.ServeRecords}, func() error {
 		cleat = filepath.Join(os.TempDir(), "cleat")
 		return testkit.BuildTo(context.Background(), cleat, testkit.Cleat, "-tags", "crashpoints")

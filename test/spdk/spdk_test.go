@@ -10,6 +10,7 @@ import (
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/driver"
@@ -30,6 +31,7 @@ const (
 var cleat string
 
 func TestMain(m *testing.M) {
+	kernelcall.Main()
 	os.Exit(testkit.RunMain(m, func(dir string) error {
 		cleat = filepath.Join(dir, "cleat")
 		return testkit.BuildTo(context.Background(), cleat, testkit.Cleat, "-race", "-tags", "crashpoints")

@@ -19,6 +19,7 @@ import (
 	"github.com/cleatproject/cleat/csi"
 	engine "github.com/cleatproject/cleat/engine/spdk"
 	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/spdk"
@@ -27,7 +28,10 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	kernelcall.Main()
+	goleak.VerifyTestMain(m)
+}
 
 const (
 	mib       = 1 << 20

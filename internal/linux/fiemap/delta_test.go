@@ -11,13 +11,20 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 )
+
+func TestMain(m *testing.M) {
+	kernelcall.Main()
+	goleak.VerifyTestMain(m)
+}
 
 func list(extents ...Extent) iter.Seq2[Extent, error] {
 	return func(yield func(Extent, error) bool) {

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 )
@@ -24,6 +25,7 @@ import (
 // The test binary is also the guard, and a parent that is killed during a
 // freeze.
 func TestMain(m *testing.M) {
+	kernelcall.Main()
 	switch {
 	case len(os.Args) == 2 && os.Args[1] == "freeze-guard":
 		if err := RunGuard(os.Stdin, os.Stdout); err != nil {

@@ -10,14 +10,22 @@ import (
 	"strings"
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/growfs"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
 	"github.com/cleatproject/cleat/test/features"
 	"github.com/cleatproject/cleat/test/testkit"
 )
+
+func TestMain(m *testing.M) {
+	kernelcall.Main()
+	goleak.VerifyTestMain(m)
+}
 
 const mib = mkfstest.MiB
 

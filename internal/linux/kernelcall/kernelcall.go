@@ -14,6 +14,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -26,9 +27,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// processName is the first argument of a call's process; the next ones are the
-// operation and the locked objects.
-const processName = "cleat-kernel-call"
+const (
+	// processName is the first argument of a call's process; the next ones are
+	// the operation and the locked objects.
+	processName = "cleat-kernel-call"
+	// operationFlag is not known to the flags of a program that does not call
+	// Main, such as a test program: it ends.
+	operationFlag = "--operation="
+)
+
+// Main makes the call, and does not return, if this process is a call's own. A
+// program that uses this package calls it first in its main function, a test
+// program in TestMain.
+func Main() {
+	if isCall() {
+		runtime.LockOSThread() // the key belongs to the thread
+		os.Exit(serve(os.Stdin, os.Stdout))
+	}
+}
+
+func isCall() bool { return os.Args[0] == processName }
 
 // Key is a Ceph key that only the call's process can read.
 type Key struct {
@@ -80,8 +98,8 @@ func Write(ctx context.Context, path, text string, key Key) error {
 
 // Request makes one write(2) to a file and returns what it then reads.
 func Request(ctx context.Context, path, text string) (answer string, err error) {
-	answer, err = run(ctx, call{Operation: "request", Path: path, Data: text})
-	return answer, pathError("request", path, err)
+	r, err := run(ctx, call{Operation: "request", Path: path, Data: text})
+	return string(r.Answer), pathError("request", path, err)
 }
 
 func pathError(op, path string, err error) error {
@@ -117,8 +135,8 @@ func Running(object string) string {
 		if len(args) < 3 || args[0] != processName || !slices.Contains(args[2:], object) {
 			continue
 		}
-		pid := filepath.Base(filepath.Dir(path))
-		found = append(found, fmt.Sprintf("%s in process %s, state %s", args[1], pid, stateOf(pid)))
+		operation, pid := strings.TrimPrefix(args[1], operationFlag), filepath.Base(filepath.Dir(path))
+		found = append(found, fmt.Sprintf("%s in process %s, state %s", operation, pid, stateOf(pid)))
 	}
 	return strings.Join(found, "; ")
 }
@@ -143,19 +161,24 @@ type call struct {
 type result struct {
 	Errno   unix.Errno
 	Keyring bool // add_key(2) failed
-	Answer  string
+	Answer  []byte
 }
 
+var errNoMain = errors.New("the program must call kernelcall.Main first in its main function, a test program in TestMain")
+
 // run waits for the call, regardless of ctx.
-func run(ctx context.Context, c call, files ...*os.File) (answer string, err error) {
+func run(ctx context.Context, c call, files ...*os.File) (r result, err error) {
+	if isCall() {
+		return r, fmt.Errorf("system call %s: %w", c.Operation, errNoMain)
+	}
 	request, err := json.Marshal(c)
 	if err != nil {
-		return "", err
+		return r, err
 	}
 	h, _ := ctx.Value(heldKey{}).(held)
 	var out bytes.Buffer
 	p := exec.Cmd{
-		Path: "/proc/self/exe", Args: append([]string{processName, c.Operation}, h.objects...), Dir: "/",
+		Path: "/proc/self/exe", Args: append([]string{processName, operationFlag + c.Operation}, h.objects...), Dir: "/",
 		// A program built with the race detector waits a second at its end by default.
 		Env:   []string{"GOMAXPROCS=1", "GORACE=atexit_sleep_ms=0"},
 		Stdin: bytes.NewReader(request), Stdout: &out, ExtraFiles: append(files, h.locks...),
@@ -166,30 +189,26 @@ func run(ctx context.Context, c call, files ...*os.File) (answer string, err err
 	// The kernel sends the signal when the thread that started the process exits.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if err := p.Run(); err != nil {
-		return "", fmt.Errorf("process for the system call %s: %w", c.Operation, err)
+	err = p.Run()
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit) && exit.Exited():
+		return r, fmt.Errorf("process for the system call %s: %w: %w", c.Operation, err, errNoMain)
+	case err != nil:
+		return r, fmt.Errorf("process for the system call %s: %w", c.Operation, err)
 	}
-	var r result
 	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
-		return "", fmt.Errorf("process for the system call %s: decode its answer: %w", c.Operation, err)
+		return r, fmt.Errorf("process for the system call %s: decode its answer: %w: %w", c.Operation, err, errNoMain)
 	}
 	switch {
 	case r.Keyring:
-		return "", fmt.Errorf("add the key to the kernel's keyring: %w", r.Errno)
+		return r, fmt.Errorf("add the key to the kernel's keyring: %w", r.Errno)
 	case r.Errno != 0:
-		return "", r.Errno
+		return r, r.Errno
 	}
-	return r.Answer, nil
+	return r, nil
 }
 
-// A call's process is this program: it ends here, before main.
-func init() {
-	if len(os.Args) > 1 && os.Args[0] == processName {
-		os.Exit(serve(os.Stdin, os.Stdout))
-	}
-}
-
-// serve runs on the main thread alone, as the key belongs to the thread.
 func serve(stdin io.Reader, stdout io.Writer) (exitCode int) {
 	leaveCgroups()
 	var c call
@@ -246,7 +265,7 @@ func (c call) execute() (r result) {
 			}
 			buffer := make([]byte, 4096)
 			n, err := unix.Read(fd, buffer)
-			r.Answer = string(buffer[:max(n, 0)])
+			r.Answer = buffer[:max(n, 0)]
 			return err
 		})
 	default:

@@ -22,7 +22,10 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	kernelcall.Main()
+	goleak.VerifyTestMain(m)
+}
 
 const size = 1 << 20
 

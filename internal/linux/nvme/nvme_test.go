@@ -14,10 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	kernelcall.Main()
+	goleak.VerifyTestMain(m)
+}
 
 const (
 	nqn     = "nqn.2024-01.example:red"

@@ -4,6 +4,11 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	kernelcall.Main()
+	goleak.VerifyTestMain(m)
+}

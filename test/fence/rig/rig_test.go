@@ -15,12 +15,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/test/driver"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func TestMain(m *testing.M) {
+	kernelcall.Main()
 	Main(m, map[string]func() int{"leaver": leaver, "listener": listener}, func() error { return nil })
 }
 

@@ -33,6 +33,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/test/kubernetes/programs"
 )
 
@@ -66,6 +67,7 @@ type site struct {
 
 // Main runs the tests of m inside a cluster and ends the process.
 func Main(m *testing.M, setup Setup) {
+	kernelcall.Main()
 	s, err := siteFromEnvironment()
 	switch {
 	case err != nil:

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/tree"
@@ -21,6 +22,7 @@ import (
 var built string
 
 func TestMain(m *testing.M) {
+	kernelcall.Main()
 	os.Exit(testkit.RunMain(m, func(dir string) error {
 		built = dir
 		return build(context.Background())

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/testkit/cephtest"
 	"github.com/cleatproject/cleat/test/tree"
@@ -28,6 +29,7 @@ const (
 var cluster *cephtest.Cluster
 
 func TestMain(m *testing.M) {
+	kernelcall.Main()
 	os.Exit(cephnet.Main(m, cephnet.Suite{Guests: []vm.Spec{spec(0)}, Build: build, Ready: func(c *cephtest.Cluster) error {
 		cluster = c
 		return errors.Join(cluster.CreatePool(pool), cluster.CreatePool(volumes))

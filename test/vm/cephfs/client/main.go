@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cephconf"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/cephfs"
 	"github.com/cleatproject/cleat/test/testkit/cephtest"
@@ -36,6 +37,7 @@ var (
 )
 
 func main() {
+	kernelcall.Main()
 	flag.Parse()
 	begun := time.Now()
 	out, err := run(context.Background(), flag.Args())

@@ -14,6 +14,7 @@ import (
 	"github.com/cleatproject/cleat/dpu/hostfs"
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 )
 
 // Job is an operation.
@@ -37,6 +38,7 @@ type Answer struct {
 }
 
 func main() {
+	kernelcall.Main()
 	err := run()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/nvme"
 	"github.com/cleatproject/cleat/volume/access"
@@ -21,6 +22,7 @@ import (
 const rounds = 11
 
 func main() {
+	kernelcall.Main()
 	address := flag.String("address", "", "of the target")
 	l := access.NVMe{Transport: "tcp"}
 	flag.StringVar(&l.NQN, "nqn", "", "of the subsystem")

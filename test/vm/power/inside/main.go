@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/test/crash/workload/site"
 	"github.com/cleatproject/cleat/test/vm/power/remote"
@@ -27,6 +28,7 @@ type options struct {
 }
 
 func main() {
+	kernelcall.Main()
 	var o options
 	flag.StringVar(&o.socket, "socket", "", "Unix socket to listen on")
 	flag.StringVar(&o.hits, "hits", "", "FIFO to create, to which a driver writes its crash point")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cephconf"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/rbd"
 	"github.com/cleatproject/cleat/test/testkit/cephtest"
@@ -21,6 +22,7 @@ import (
 const state = "/run/client"
 
 func main() {
+	kernelcall.Main()
 	path := flag.String("site", "", "file with the cluster")
 	timeout := flag.Duration("timeout", time.Minute, "bound of a call")
 	flag.Parse()
