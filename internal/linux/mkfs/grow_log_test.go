@@ -99,8 +99,7 @@ func TestGrowthSurvivesPowerLoss(t *testing.T) {
 				testkit.Must(t, unixCopy(path, interrupted))
 				replay(t, random, interrupted, r.epochs[:epoch+1])
 				f := testkit.Value(os.OpenFile(interrupted, os.O_RDWR, 0))(t)
-				testkit.Must(t, mkfs.UndoGrowth(f))
-				f.Close()
+				testkit.Must(t, errors.Join(mkfs.UndoGrowth(f), f.Close()))
 				want := int64(64 * mib)
 				if probe(t, interrupted).Size == size && epoch >= len(r.epochs)-2 {
 					want = size // the growth was complete
