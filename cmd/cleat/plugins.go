@@ -222,8 +222,8 @@ func newPluginsWaitCommand(f *hostFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "wait NAME",
 		Short: "Wait until a plugin is registered",
-		Long: `Waits until a plugin with this name is registered and served. The error after a timeout
-explains why it is not.`,
+		Long: `Waits until a plugin with this name is registered and served. The error after a
+timeout explains why it is not.`,
 		Example:           `  cleat plugins wait csi.cleat.dev --timeout 2m && cleat volume list --driver csi.cleat.dev`,
 		ValidArgsFunction: f.names(""),
 		RunE: func(cmd *cobra.Command, args []string) error {
