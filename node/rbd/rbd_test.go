@@ -2,7 +2,9 @@ package rbd_test
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"sync"
@@ -13,6 +15,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cephconf"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/linux/krbd"
 	"github.com/cleatproject/cleat/internal/linux/krbd/krbdtest"
 	"github.com/cleatproject/cleat/internal/linux/libceph"
@@ -230,6 +233,20 @@ func TestCredentials(t *testing.T) {
 	target := node.Target{Locator: v, Secrets: secrets}
 	attach(t, r.Attacher, target)
 	testkit.Must(t, r.Detach(t.Context(), target))
+}
+
+// A kernel refuses a key of a type that it does not have.
+func TestKeyType(t *testing.T) {
+	r := newRig(t, nil)
+	v := image("v", r.Create(pool+"/v", size))
+	r.Before = func(string, string) error { return fmt.Errorf("%w: %w", kernelcall.ErrKey, unix.EINVAL) }
+	for first, word := range map[byte]string{1: "the kernel refuses the image or an option", 2: "--key_type aes"} {
+		key := base64.StdEncoding.EncodeToString(append([]byte{first, 0}, make([]byte, 42)...))
+		_, err := r.Attach(t.Context(), node.Target{Locator: v, Secrets: map[string]string{"userID": "node", "userKey": key}}, node.Use{})
+		if errs.KindOf(err) != errs.Precondition || !strings.Contains(err.Error(), word) || strings.Contains(err.Error(), key) {
+			t.Errorf("type %d: %v; want Precondition, %q", first, err, word)
+		}
+	}
 }
 
 func TestMonitors(t *testing.T) {

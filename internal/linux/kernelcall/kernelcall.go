@@ -48,6 +48,9 @@ func Main() {
 
 func isCall() bool { return os.Args[0] == processName }
 
+// ErrKey means that the kernel refused the key, so the call was not made.
+var ErrKey = errors.New("add the key to the kernel's keyring")
+
 // Key is a Ceph key that only the call's process can read.
 type Key struct {
 	Name    string
@@ -202,7 +205,7 @@ func run(ctx context.Context, c call, files ...*os.File) (r result, err error) {
 	}
 	switch {
 	case r.Keyring:
-		return r, fmt.Errorf("add the key to the kernel's keyring: %w", r.Errno)
+		return r, fmt.Errorf("%w: %w", ErrKey, r.Errno)
 	case r.Errno != 0:
 		return r, r.Errno
 	}

@@ -109,6 +109,9 @@ func (s Spec) name() string {
 // explain gives the kernel's error numbers their meaning; the kernel log has
 // details.
 func (s Spec) explain(err error) error {
+	if unknown := s.UnknownKeyType(err); unknown != nil {
+		return fmt.Errorf("map %s: %w", s.name(), unknown)
+	}
 	for _, c := range []struct {
 		is   []error
 		kind errs.Kind

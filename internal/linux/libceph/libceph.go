@@ -4,9 +4,12 @@ package libceph
 
 import (
 	"encoding/base64"
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/kernelcall"
@@ -91,6 +94,21 @@ func CheckName(what, value string) error {
 		return errs.Errorf(errs.Invalid, "the %s %s is longer than %d bytes", what, errs.Quote(value), maxName)
 	}
 	return nil
+}
+
+// keyTypeAES is the type of keys that all kernels can use. The type is the first
+// field of a key, little endian; Ceph 20.2.4 has also 2, aes256k.
+const keyTypeAES = 1
+
+// UnknownKeyType returns a Precondition if err is a kernel's refusal of a key whose
+// type it does not have, else nil. Linux 6.1 refuses type aes256k as too long,
+// before it is a client of the cluster.
+func (c Client) UnknownKeyType(err error) error {
+	key, decodeErr := c.KernelKey("")
+	if decodeErr != nil || !errors.Is(err, kernelcall.ErrKey) || !errors.Is(err, unix.EINVAL) || len(key.Payload) < 2 || key.Payload[0] == keyTypeAES && key.Payload[1] == 0 {
+		return nil
+	}
+	return errs.Errorf(errs.Precondition, "this kernel refuses the key of client.%s, whose type is %d (1 is aes, 2 is aes256k): give this node a user with a key of type aes, which `ceph mon set auth_allowed_ciphers aes,aes256k` and `ceph auth get-or-create client.NAME … --key_type aes` make, or a newer kernel (%w)", c.User, int(key.Payload[1])<<8|int(key.Payload[0]), err)
 }
 
 // KernelKey returns the user's key for a call to the kernel.
