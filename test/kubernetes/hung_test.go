@@ -70,14 +70,15 @@ func freezeFileSystem(dir string) error {
 // state D.
 func oneUnmountWaits() error {
 	pids, err := processes(func(args []string) bool {
-		return len(args) > 1 && args[0] == "cleat-kernel-call" && args[1] == "umount"
+		return len(args) > 1 && args[0] == "cleat-kernel-call" && args[1] == "--operation=umount"
 	})
 	if err != nil {
 		return err
 	}
 	waiting := slices.DeleteFunc(pids, func(pid int) bool {
 		stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		return !bytes.Contains(stat, []byte(") D "))
+		inCall, _ := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid)) // it also waits while it leaves the pod's cgroup
+		return !bytes.Contains(stat, []byte(") D ")) || !bytes.HasPrefix(inCall, fmt.Appendf(nil, "%d ", unix.SYS_UMOUNT2))
 	})
 	if len(waiting) != 1 {
 		return fmt.Errorf("processes %v wait in an unmount, want one", waiting)
