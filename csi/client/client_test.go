@@ -277,6 +277,7 @@ func TestListMergesNotesAndDriver(t *testing.T) {
 	if v, err := d.Show(t.Context(), "pvc-6"); err != nil || v.ID != "id/6" {
 		t.Errorf("Show of a foreign volume by its name: %+v, %v", v, err)
 	}
+	wantKind(t, d.Delete(t.Context(), "pvc-6"), errs.NotFound, "pvc-6")
 	// A foreign volume is used and deleted by its id.
 	target := filepath.Join(t.TempDir(), "theirs")
 	testkit.Value(d.Attach(t.Context(), client.AttachRequest{Volume: "id/6", Target: target}))(t)

@@ -86,12 +86,6 @@ func (d *Driver) findVolume(ctx context.Context, ref string) (*volumeRecord, err
 		return n, nil
 	}
 	v, _, err := d.getVolume(ctx, ref)
-	if errors.Is(err, errs.NotFound) || errors.Is(err, errs.Invalid) {
-		named, nameErr := d.foreignNamed(ctx, ref)
-		if named != nil || nameErr != nil {
-			return named, nameErr
-		}
-	}
 	if err != nil {
 		return nil, d.notFound(err, "volume", ref, "GET_VOLUME nor LIST_VOLUMES")
 	}
@@ -221,9 +215,16 @@ func (d *Driver) addHealth(ctx context.Context, volumes []Volume) error {
 	return nil
 }
 
-// Show returns a volume by name or id.
+// Show returns a volume by name or id, also by the name that List shows of one
+// that was not created here. Calls that change a volume need its id: the repeat
+// of a deletion must not hit another volume with that name.
 func (d *Driver) Show(ctx context.Context, ref string) (Volume, error) {
 	n, err := d.findVolume(ctx, ref)
+	if errors.Is(err, errs.NotFound) {
+		if named, nameErr := d.foreignNamed(ctx, ref); named != nil || nameErr != nil {
+			n, err = named, nameErr
+		}
+	}
 	if err != nil {
 		return Volume{}, err
 	}
@@ -237,7 +238,7 @@ func (d *Driver) Show(ctx context.Context, ref string) (Volume, error) {
 		return v, err
 	}
 	v.refresh(now, nodes)
-	if v.Conditions, err = d.Health(ctx, ref); errors.Is(err, errs.Unsupported) {
+	if v.Conditions, err = d.Health(ctx, n.ID); errors.Is(err, errs.Unsupported) {
 		err = nil
 	}
 	return v, err

@@ -228,7 +228,8 @@ func serve(stdin io.Reader, stdout io.Writer) (exitCode int) {
 // pod ends when its cgroups are removed, which a waiting process prevents.
 // Without rights, or outside the host's PID namespace, the process stays.
 func leaveCgroups() {
-	const root = "/proc/1/root/sys/fs/cgroup"
+	const host = "/proc/1/root" // the root directory of the host's init
+	root := filepath.Join(host, "sys/fs/cgroup")
 	hierarchies, _ := filepath.Glob(root + "/*/cgroup.procs")
 	for _, procs := range append(hierarchies, root+"/cgroup.procs") {
 		if fd, err := unix.Open(procs, unix.O_WRONLY|unix.O_CLOEXEC, 0); err == nil {
