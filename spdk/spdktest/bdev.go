@@ -138,7 +138,7 @@ func getBdevs(p *Process, ctx context.Context, a args) (any, *Error) {
 	}
 	n := p.network
 	end := n.now().Add(time.Duration(a.number("timeout")) * time.Millisecond)
-	defer n.until(end)()
+	defer n.until(&end)()
 	for b == nil {
 		// A namespace can appear without another request.
 		if !n.now().Before(end) || !n.wait(ctx, 2*tick) {

@@ -188,18 +188,22 @@ const synTimeout = 127 * time.Second
 
 // connects waits while packets are dropped. TCP retransmits the SYN after 1, 3,
 // 7, 15, 31 and 63 s, so after an outage a later attach can complete before an
-// earlier one.
+// earlier one. The attempt is one registered wait, whose end moves.
 func (p *Process) connects(ctx context.Context, a Address) bool {
 	n, began, limit := p.network, p.network.now(), orElse(p.connectLimit, synTimeout)
+	next := began
+	defer n.until(&next)()
 	for syn := time.Duration(0); syn < limit; syn = 2*syn + time.Second {
-		if !n.sleep(ctx, began.Add(syn).Sub(n.now())) {
+		next = began.Add(syn)
+		if !n.sleepUntil(ctx, next) {
 			return false
 		}
-		if n.reach[a.key()] != Dropped && !began.Add(syn).Before(n.reachSince[a.key()]) {
+		if n.reach[a.key()] != Dropped && !next.Before(n.reachSince[a.key()]) {
 			return true
 		}
 	}
-	n.sleep(ctx, began.Add(limit).Sub(n.now()))
+	next = began.Add(limit)
+	n.sleepUntil(ctx, next)
 	return false
 }
 

@@ -297,9 +297,9 @@ func (n *Network) wait(ctx context.Context, d time.Duration) bool {
 }
 
 // until registers a timed wait; the result removes it.
-func (n *Network) until(end time.Time) func() {
-	n.due[&end] = struct{}{}
-	return func() { delete(n.due, &end) }
+func (n *Network) until(end *time.Time) func() {
+	n.due[end] = struct{}{}
+	return func() { delete(n.due, end) }
 }
 
 // sleep releases the lock for d; false: the process has ended.
@@ -307,15 +307,21 @@ func (n *Network) sleep(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil
 	}
-	step := tick
-	if n.machine {
-		step = d
-	}
 	end := n.now().Add(d)
-	defer n.until(end)()
+	defer n.until(&end)()
+	return n.sleepUntil(ctx, end)
+}
+
+// sleepUntil releases the lock until a time whose wait is registered; false:
+// the process has ended.
+func (n *Network) sleepUntil(ctx context.Context, end time.Time) bool {
 	n.mu.Unlock()
 	defer n.mu.Lock()
-	for n.now().Before(end) {
+	for now := n.now(); now.Before(end); now = n.now() {
+		step := tick
+		if n.machine {
+			step = end.Sub(now)
+		}
 		timer := time.NewTimer(step)
 		select {
 		case <-timer.C:
@@ -324,7 +330,7 @@ func (n *Network) sleep(ctx context.Context, d time.Duration) bool {
 			return false
 		}
 	}
-	return true
+	return ctx.Err() == nil
 }
 
 func orElse[T comparable](v, fallback T) T {

@@ -181,6 +181,33 @@ func TestReplay(t *testing.T) {
 	}
 }
 
+// Pending waits advance the time while a request of the record is answered. The
+// next SYN of a connect whose request stayed unanswered does not: it would move
+// the time by seconds if the next request takes longer than a millisecond.
+func TestUnansweredConnectsDoNotMoveTheTime(t *testing.T) {
+	r := newReplay(t)
+	if err := r.conn(r.initiator).unanswered(json.RawMessage(`{"jsonrpc":"2.0","id":1,"method":"bdev_nvme_attach_controller","params":` +
+		`{"name":"nvs","trtype":"TCP","adrfam":"IPv4","traddr":"127.0.0.1","trsvcid":"4991","subnqn":"` + volNQN + `"}}`)); err != nil {
+		t.Fatal(err)
+	}
+	r.abandon(r.initiator, true)
+	for range 3 {
+		r.clock.pass(5 * time.Second)
+		now := r.clock.Now()
+		testkit.Eventually(t, "the connect waits for its next SYN", func() bool {
+			r.network.mu.Lock()
+			defer r.network.mu.Unlock()
+			for end := range r.network.due {
+				return end.After(now)
+			}
+			return false
+		})
+		if r.network.advance(r.clock); !r.clock.Now().Equal(now) {
+			t.Fatalf("the time moved by %v", r.clock.Now().Sub(now))
+		}
+	}
+}
+
 // run replays a file and returns the number of its records.
 func (r *replay) run(file string, before map[string]func(), excuse map[string]string, times map[string]time.Duration) int {
 	t, all := r.t, records(r.t, file)
