@@ -10,7 +10,6 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/retry"
-	"github.com/cleatproject/cleat/internal/poolfile"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -151,8 +150,7 @@ func (e *Engine) measure(m *member, clone *os.File) error {
 
 // sealSnapshot makes a complete file read-only last.
 func (e *Engine) sealSnapshot(f *os.File, r snapshotRecord) error {
-	r.State, r.Copied = ready, 0
-	if err := poolfile.WriteRecord(f, r); err != nil {
+	if err := writeSnapshotRecord(f, r); err != nil {
 		return err
 	}
 	return errors.Join(f.Chmod(0o400), f.Sync())

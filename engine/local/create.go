@@ -252,16 +252,12 @@ func (e *Engine) complete(ctx context.Context, f *os.File, id volume.ID, r volum
 	return e.seal(f, r)
 }
 
-// seal writes the attributes of a complete file. Deletions do not change them:
-// a full pool can lack the space.
+// seal writes the attributes of a complete file.
 func (e *Engine) seal(f *os.File, r volumeRecord) error {
-	requested := r.Requested
-	r.State, r.Requested, r.Copied = ready, nil, 0
 	err := errors.Join(
 		poolfile.WriteSettings(f, poolfile.Settings(r.Settings)),
 		poolfile.WriteSize(f, r.Size),
-		poolfile.WriteRecord(f, r),
-		poolfile.WriteParameters(f, requested),
+		writeVolumeRecord(f, r),
 	)
 	if err != nil {
 		return err

@@ -55,6 +55,7 @@ func TestFullPool(t *testing.T) {
 			e.copies.slots <- struct{}{}
 			e.copies.slots <- struct{}{}
 			pending := snapshot(t, e, "pending", v.ID)
+			removeRecords(t, dir) // the next start tries to write them
 			c.exhaust(t, dir)
 
 			_, err := e.Create(t.Context(), volume.CreateRequest{Name: "more", Content: volume.Raw})

@@ -104,6 +104,34 @@ func TestRebuild(t *testing.T) {
 	}
 }
 
+// removeRecords makes the files of a pool those of a release before Rebuild.
+func removeRecords(t testing.TB, pool string) {
+	t.Helper()
+	for _, name := range testkit.Value(filepath.Glob(filepath.Join(pool, "*s", "*-*")))(t) {
+		f := testkit.Value(os.OpenFile(name, os.O_RDWR, 0))(t)
+		testkit.Must(t, xattr.Remove(f, xattr.Prefix+"record"), xattr.Remove(f, xattr.Prefix+"parameters"), f.Close())
+	}
+}
+
+// The first start after an upgrade writes the records into the files of the
+// release before, so that nothing of them is unknown to Rebuild.
+func TestRecordsOfAnEarlierReleaseAreWritten(t *testing.T) {
+	c := config(onXFS(t))
+	e := open(t, c)
+	_, g := populate(t, e)
+	want := listAll(t, e, g.ID)
+	closeEngine(t, e)
+	removeRecords(t, c.Pool)
+	closeEngine(t, open(t, c))
+	testkit.Must(t, os.Remove(filepath.Join(c.Pool, storeName)))
+	if r := testkit.Value(Rebuild(t.Context(), c, RebuildOptions{}))(t); !r.Complete() {
+		t.Errorf("%+v", r)
+	}
+	if diff := cmp.Diff(want, listAll(t, open(t, c), g.ID), cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("before and after:\n%s", diff)
+	}
+}
+
 // A pool of an older release has none of the new attributes. Every file that
 // cleat made gets a record, no other does, and the list says what is unknown.
 func TestRebuildWithoutAttributes(t *testing.T) {
@@ -112,10 +140,7 @@ func TestRebuildWithoutAttributes(t *testing.T) {
 	v, g := populate(t, e)
 	before := listAll(t, e, g.ID)
 	closeEngine(t, e)
-	for name := range before.Files {
-		f := testkit.Value(os.OpenFile(filepath.Join(c.Pool, name), os.O_RDWR, 0))(t)
-		testkit.Must(t, xattr.Remove(f, xattr.Prefix+"record"), xattr.Remove(f, xattr.Prefix+"parameters"), f.Close())
-	}
+	removeRecords(t, c.Pool)
 	foreign := filepath.Join(c.Pool, volumesDir, "vol-orphan")
 	testkit.Must(t, os.WriteFile(foreign, nil, 0o600), os.Remove(filepath.Join(c.Pool, storeName)))
 	killed := filepath.Join(c.Pool, rebuildDraft) // of a Rebuild

@@ -40,6 +40,7 @@ func (e *Engine) recover(ctx context.Context) error {
 	}
 	e.recoverVolumes(ctx, s.volumes)
 	e.recoverSnapshots(ctx, s)
+	e.addRecords(ctx)
 	return ctx.Err()
 }
 

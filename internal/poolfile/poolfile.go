@@ -129,6 +129,12 @@ func setJSON(f *os.File, name string, value any) error {
 	return set(f, name, string(text))
 }
 
+// HasRecord reports whether a record was written.
+func HasRecord(f *os.File) (bool, error) {
+	_, ok, err := xattr.Get(f, record)
+	return ok, err
+}
+
 // ReadRecord reads what WriteRecord wrote; ok is false if it is missing.
 func ReadRecord(f *os.File, r any) (ok bool, err error) { return getJSON(f, record, r) }
 
