@@ -143,6 +143,9 @@ func (s *Server) Execute(ctx context.Context, p Program, b Build, out, logs io.W
 	if s.Logger, err = NewLogger(s.Logs, s.LogFormat, s.LogLevel); err != nil {
 		return err
 	}
+	if logs == os.Stderr { // the process is this server
+		logGRPC(s.Logger)
+	}
 	s.Metrics = newRegistry(b)
 	s.telemetry = newTelemetry(s.Metrics, s.Logger)
 	if s.calls, err = newCallMetrics(s.Metrics); err != nil {

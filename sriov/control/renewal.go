@@ -26,6 +26,8 @@ const (
 	// indicates that it was.
 	suspendCheckInterval = 5 * time.Second
 	suspendGap           = 15 * time.Second
+	// heartbeatInterval also bounds the time between two calls for a long lease.
+	heartbeatInterval = 10 * time.Second
 )
 
 type (
@@ -112,14 +114,13 @@ type renewal struct {
 }
 
 type stream struct {
-	id               uint64
-	claim            gate.Claim
-	since            time.Time // opened, or accepted
-	session          string    // empty without the extensions
-	status           gate.Status
-	checkedAt        time.Time // last event
-	withdrawn        bool      // DisableDevices in flight ends the stream
-	heartbeatFailure string    // last
+	id        uint64
+	claim     gate.Claim
+	since     time.Time // opened, or accepted
+	session   string    // empty without the extensions
+	status    gate.Status
+	checkedAt time.Time // last event
+	withdrawn bool      // DisableDevices in flight ends the stream
 
 	heartbeatAt       time.Time
 	heartbeatInFlight bool
@@ -179,7 +180,7 @@ func (r *renewal) detectSuspension() {
 		return
 	}
 	most := suspendGap
-	if s.hasLease() { // heartbeats are more frequent
+	if s.hasLease() {
 		most = s.claim.Lease
 	}
 	if r.now.Sub(s.checkedAt) >= most {
@@ -240,12 +241,12 @@ func (e statusReceived) apply(r *renewal) {
 		r.close(&r.current)
 		r.current, r.opening = s, nil
 		s.since, s.session, s.checkedAt = r.now, e.session, r.now
-		s.heartbeatAt = r.now.Add(s.claim.Lease / 3)
+		s.heartbeatAt = r.now.Add(s.heartbeatInterval())
 		r.failure, r.retryState, r.staleUntil = failure{}, "", time.Time{}
 		r.reached = true
 	}
 	if s := r.current; s != nil && s.id == e.stream {
-		s.status, s.heartbeatFailure = e.status, ""
+		s.status = e.status
 	}
 }
 
@@ -300,20 +301,37 @@ func (r *renewal) retry(state RenewerState, slow bool) {
 	r.retryAt = r.now.Add(r.backoff.next(slow, r.jitter))
 }
 
-func (s *stream) hasLease() bool {
-	return s != nil && s.session != "" && s.claim.Lease > 0 && !s.noHeartbeats
+func (s *stream) hasLease() bool { return s.sendsHeartbeats() && s.claim.Lease > 0 }
+
+// sendsHeartbeats: they renew a lease, and show that the plugin does not hang.
+// Without the extensions only the pings of the connection show that.
+func (s *stream) sendsHeartbeats() bool { return s != nil && s.session != "" && !s.noHeartbeats }
+
+func (s *stream) heartbeatInterval() time.Duration {
+	if lease := s.claim.Lease; lease > 0 {
+		return min(lease/3, heartbeatInterval)
+	}
+	return heartbeatInterval
+}
+
+// heartbeatTimeout is longer than the gap that shows a suspension of this process,
+// whose heartbeat then fails for that.
+func (s *stream) heartbeatTimeout() time.Duration {
+	return max(s.claim.Lease, suspendGap) + suspendCheckInterval
 }
 
 func (r *renewal) heartbeat() {
 	s := r.current
-	if !s.hasLease() || s.heartbeatInFlight || r.now.Before(s.heartbeatAt) {
+	if !s.sendsHeartbeats() || s.heartbeatInFlight || r.now.Before(s.heartbeatAt) {
 		return
 	}
-	s.heartbeatInFlight, s.heartbeatAt = true, r.now.Add(s.claim.Lease/3)
-	r.do(heartbeat{stream: s.id, session: s.session, timeout: s.claim.Lease})
+	s.heartbeatInFlight, s.heartbeatAt = true, r.now.Add(s.heartbeatInterval())
+	r.do(heartbeat{stream: s.id, session: s.session, timeout: s.heartbeatTimeout()})
 }
 
-// If the lease was lost, the stream ends.
+// A plugin that does not answer hangs: the stream ends. One that answers ends the
+// stream itself if the lease was lost. After a suspension of this process a
+// failure shows nothing about the plugin.
 func (e heartbeatDone) apply(r *renewal) {
 	s := r.current
 	if s == nil || s.id != e.stream {
@@ -322,11 +340,14 @@ func (e heartbeatDone) apply(r *renewal) {
 	s.heartbeatInFlight = false
 	switch {
 	case e.cause == nil:
-		s.heartbeatFailure = ""
 	case e.cause.answered && e.cause.code == codes.Unimplemented:
 		s.noHeartbeats = true
-	case !e.cause.answered:
-		s.heartbeatFailure = "Heartbeat: " + e.cause.reason
+	case e.cause.answered:
+	case r.now.Before(r.staleUntil):
+		s.heartbeatAt = r.now
+	default:
+		r.do(closeStream{stream: s.id})
+		streamEnded{e.stream, *e.cause}.apply(r)
 	}
 }
 
@@ -361,7 +382,7 @@ func (r *renewal) next() time.Time {
 	}
 	if s := r.current; s != nil {
 		at(s.checkedAt.Add(suspendCheckInterval))
-		if r.desired != nil && s.hasLease() && !s.heartbeatInFlight {
+		if r.desired != nil && s.sendsHeartbeats() && !s.heartbeatInFlight {
 			at(s.heartbeatAt)
 		}
 	}

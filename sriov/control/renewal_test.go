@@ -237,15 +237,35 @@ func TestRenewalSendsHeartbeats(t *testing.T) {
 		p.step(heartbeatDone{stream: 1})
 	}
 	p.wait(time.Second, "beat 1")
-	p.step(heartbeatDone{1, &broke})
-	if p.state(StateHeld); p.k.published.Reason != "Heartbeat: broke" {
-		t.Errorf("reason %q", p.k.published.Reason)
-	}
+	p.step(heartbeatDone{1, new(plugin(codes.FailedPrecondition, "an answer"))})
 	p.wait(time.Second, "beat 1")
 	p.step(heartbeatDone{1, new(plugin(codes.Unimplemented, ""))})
 	p.wait(suspendCheckInterval)
 	p.step(refuse(1, plugin(codes.DeadlineExceeded, "no Heartbeat")), "lost DeadlineExceeded")
 	p.wait(fastBackoff, "open 2 gen 1") // not suspended: fewer events without heartbeats
+}
+
+// Heartbeats notice a plugin that hangs, whatever the lease. One that fails after
+// a suspension of this process is repeated first.
+func TestRenewalNoticesAHungPlugin(t *testing.T) {
+	for _, lease := range []time.Duration{0, time.Minute, time.Hour} {
+		p := held(t, gate.Claim{Generation: 1, Lease: lease})
+		p.wait(suspendCheckInterval)
+		p.wait(suspendCheckInterval, "beat 1")
+		p.step(heartbeatDone{stream: 1})
+		p.wait(suspendCheckInterval)
+		p.wait(suspendCheckInterval, "beat 1")
+		p.s += max(lease, suspendGap)
+		p.step(heartbeatDone{1, &broke}, "beat 1")
+		p.state(StateHeld)
+		for range 3 {
+			p.wait(suspendCheckInterval)
+		}
+		p.step(heartbeatDone{1, &broke}, "drop 1", "lost connection")
+		p.state(StateEnabling)
+		p.step(refuse(1, broke))
+		p.wait(fastBackoff, "open 2 gen 1")
+	}
 }
 
 func TestRenewalSuspendedProcess(t *testing.T) {

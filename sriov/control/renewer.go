@@ -52,9 +52,6 @@ func (r *renewal) status() RenewerStatus {
 	s := RenewerStatus{State: StateIdle, Desired: r.desired, Code: r.failure.code, Reason: r.failure.reason}
 	if c := r.current; c != nil {
 		s.Held, s.Plugin = &c.claim, c.status
-		if c.heartbeatFailure != "" {
-			s.Reason = c.heartbeatFailure
-		}
 	}
 	switch {
 	case r.desired == nil && (r.disabling || r.current != nil || len(r.waiters) > 0):

@@ -114,7 +114,7 @@ func TestRefusals(t *testing.T) {
 	d, s := start(t, socketOf(t))
 	c := caller(t, s.socket)
 	holder, _ := enable(t, c, &controlv1.EnableDevicesRequest{NodeStateGeneration: 5, NodeStateUid: "u"})
-	session := reads(t, holder, controlv1.DevicePluginStatus_SERVING).Session
+	reads(t, holder, controlv1.DevicePluginStatus_SERVING)
 	enables := func(r *controlv1.EnableDevicesRequest) func() error {
 		return func() error {
 			stream, _ := enable(t, c, r)
@@ -143,7 +143,6 @@ func TestRefusals(t *testing.T) {
 		"other configuration":         {enables(&controlv1.EnableDevicesRequest{NodeStateGeneration: 6, NodeStateUid: "u", ConfigHash: "h2"}), codes.FailedPrecondition, `the hash "h1"`},
 		"heartbeat without a session": {beats(""), codes.InvalidArgument, "session is empty"},
 		"heartbeat of another":        {beats("x"), codes.FailedPrecondition, "does not hold"},
-		"heartbeat without lease":     {beats(session), codes.FailedPrecondition, "no lease"},
 		"disable of another":          {disables("x"), codes.FailedPrecondition, "generation 5"},
 		"disable with a bad session":  {disables("a\nb"), codes.InvalidArgument, "session "},
 	} {

@@ -81,10 +81,10 @@ func (e Heartbeat) apply(g *Gate) {
 	switch {
 	case h == nil || e.Session == "" || h.session != e.Session:
 		g.do(HeartbeatReply{Call: e.Call, Code: codes.FailedPrecondition, Reason: "the session does not hold the devices; call EnableDevices again"})
-	case h.Lease == 0:
-		g.do(HeartbeatReply{Call: e.Call, Code: codes.FailedPrecondition, Reason: "the session has no lease; set lease_duration in EnableDevices"})
 	default:
-		g.set(TimerLease, g.now.Add(h.Lease))
+		if h.Lease > 0 {
+			g.set(TimerLease, g.now.Add(h.Lease))
+		}
 		g.do(HeartbeatReply{Call: e.Call, Code: codes.OK, Lease: h.Lease})
 	}
 }

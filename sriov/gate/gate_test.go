@@ -249,7 +249,7 @@ func TestHeartbeat(t *testing.T) {
 		"too late":        {time.Second, "first", time.Second, codes.FailedPrecondition},
 		"of another":      {time.Second, "other", 0, codes.FailedPrecondition},
 		"without session": {time.Second, "", 0, codes.FailedPrecondition},
-		"without lease":   {0, "first", 0, codes.FailedPrecondition},
+		"without lease":   {0, "first", time.Hour, codes.OK},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := held(t, Claim{Lease: c.lease})

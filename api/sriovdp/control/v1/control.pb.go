@@ -777,7 +777,7 @@ func (x *HeartbeatRequest) GetSession() string {
 
 type HeartbeatResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// From now on.
+	// From now on. 0: no lease.
 	LeaseDuration *durationpb.Duration `protobuf:"bytes,1,opt,name=lease_duration,json=leaseDuration,proto3" json:"lease_duration,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -60,8 +60,9 @@ type ControlServiceClient interface {
 	// DEADLINE_EXCEEDED when it is not done within the plugin's bound; it goes on,
 	// and the call may be repeated. ABORTED when somebody enables meanwhile.
 	DisableDevices(ctx context.Context, in *DisableDevicesRequest, opts ...grpc.CallOption) (*DisableDevicesResponse, error)
-	// Heartbeat renews the lease of a stream. FAILED_PRECONDITION when the
-	// session does not hold the devices, or has no lease.
+	// Heartbeat renews the lease of a stream, if it has one, and shows that the
+	// plugin does not hang. FAILED_PRECONDITION when the session does not hold the
+	// devices.
 	Heartbeat(ctx context.Context, in *HeartbeatRequest, opts ...grpc.CallOption) (*HeartbeatResponse, error)
 	// GetStatus tells how the plugin is; it needs no stream and changes nothing.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*DevicePluginStatus, error)
@@ -156,8 +157,9 @@ type ControlServiceServer interface {
 	// DEADLINE_EXCEEDED when it is not done within the plugin's bound; it goes on,
 	// and the call may be repeated. ABORTED when somebody enables meanwhile.
 	DisableDevices(context.Context, *DisableDevicesRequest) (*DisableDevicesResponse, error)
-	// Heartbeat renews the lease of a stream. FAILED_PRECONDITION when the
-	// session does not hold the devices, or has no lease.
+	// Heartbeat renews the lease of a stream, if it has one, and shows that the
+	// plugin does not hang. FAILED_PRECONDITION when the session does not hold the
+	// devices.
 	Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatResponse, error)
 	// GetStatus tells how the plugin is; it needs no stream and changes nothing.
 	GetStatus(context.Context, *GetStatusRequest) (*DevicePluginStatus, error)
