@@ -181,7 +181,9 @@ func (e Expired) apply(g *Gate) {
 		g.withdrawTimedOut()
 	case TimerScan:
 		if g.shouldOffer() {
+			last := g.scanErr
 			g.rescan()
+			g.scanErr = last // until the result: the state stays ERROR
 		}
 	}
 }

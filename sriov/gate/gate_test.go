@@ -385,11 +385,14 @@ func TestScanFails(t *testing.T) {
 	}
 	before := m.scan
 	m.Step(noon.Add(ScanRetryDelay), Expired{Timer: TimerScan})
+	if s := m.Status(); s.State != Failed || s.Error != "sysfs is away" {
+		t.Errorf("during the second scan: %+v", s)
+	}
 	if got := directives(m.Step(noon.Add(ScanRetryDelay), Scanned{Seq: before})); got != "" {
 		t.Fatalf("an old scan opens: %q", got)
 	}
-	if got := directives(m.Step(noon.Add(ScanRetryDelay), Scanned{Seq: m.scan})); m.scan == before || got != "open a" {
-		t.Fatalf("the second scan: %q", got)
+	if got := directives(m.Step(noon.Add(ScanRetryDelay), Scanned{Seq: m.scan})); m.scan == before || got != "open a" || m.Status().Error != "" {
+		t.Fatalf("the second scan: %q, %+v", got, m.Status())
 	}
 }
 

@@ -113,7 +113,23 @@ func (r *configReader) checkValue(v *strictjson.Value, path, key string) {
 	case "drivers", "ddpProfiles":
 		if text == "" {
 			r.warn(NoEffect, v, path, "the empty value matches no device")
+		} else if key == "drivers" {
+			r.checkDriver(v, path)
 		}
+	}
+}
+
+// checkDriver warns about names that are no drivers of functions. Each of them was
+// reported upstream as a pool that stays empty.
+func (r *configReader) checkDriver(v *strictjson.Value, path string) {
+	switch name := v.Text; name {
+	case "mlx4_ib", "mlx5_ib", "irdma", "bnxt_re", "qedr", "hns_roce":
+		function := map[string]string{
+			"mlx4_ib": "mlx4_core", "mlx5_ib": "mlx5_core", "irdma": "iavf", "bnxt_re": "bnxt_en", "qedr": "qede", "hns_roce": "hns3",
+		}[name]
+		r.warn(Surprising, v, path, "%q matches no device: it is the driver of an RDMA device; the driver of its function is %q, and isRdma selects functions with RDMA", name, function)
+	case "netdevice", "vfio", "accelerator", "auxNetDevice":
+		r.warn(Surprising, v, path, "%q matches no device: no driver has this name; leave drivers out, or write the name that explain shows, such as \"iavf\", \"mlx5_core\" or \"vfio-pci\"", name)
 	}
 }
 

@@ -143,6 +143,8 @@ func TestConfigWarnings(t *testing.T) {
 		{"only what is no filter", testSelector(`"needVhostNet":true`), CatchAll, "resourceList[0].selectors[0]", "every device"},
 		{"two link types", testSelector(`"linkTypes":["ether","infiniband"]`), Surprising, "resourceList[0].selectors[0].linkTypes", "several link types"},
 		{"strange link type", testSelector(`"linkTypes":["ethernet"]`), Surprising, "resourceList[0].selectors[0].linkTypes[0]", "neither ether nor"},
+		{"driver of RDMA", testSelector(`"drivers":["mlx5_ib"]`), Surprising, "resourceList[0].selectors[0].drivers[0]", `the driver of its function is "mlx5_core"`},
+		{"type as driver", testSelector(`"drivers":["mlx5_core","netdevice"]`), Surprising, "resourceList[0].selectors[0].drivers[1]", "no driver has this name"},
 		{"without ACPI index", testSelector(`"acpiIndexes":[""]`), Surprising, "resourceList[0].selectors[0].acpiIndexes[0]", "without an ACPI index"},
 		{"hyphen", `{"resourceList":[{"resourceName":"a-b","selectors":[{"vendors":["8086"]}]}]}`, Surprising, "resourceList[0].resourceName", "PCIDEVICE_INTEL_COM_A-B"},
 		{"one variable", `{"resourceList":[{"resourceName":"a","selectors":[{"vendors":["8086"]}]},{"resourceName":"A","selectors":[{"vendors":["8086"]}]}]}`, Surprising, "resourceList[1].resourceName", "PCIDEVICE_INTEL_COM_A"},
