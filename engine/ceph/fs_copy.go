@@ -4,6 +4,7 @@ package ceph
 
 import (
 	"context"
+	"maps"
 	"strings"
 	"sync"
 	"syscall"
@@ -50,15 +51,18 @@ type copies struct {
 	changed chan struct{} // has an element after a change of jobs
 
 	mu   sync.Mutex
-	jobs map[copyJob]string // with the last error
+	jobs map[copyJob]*copyAttempts
 }
+
+// copyAttempts of a job. A job that is added again has new ones.
+type copyAttempts struct{ lastErr string }
 
 func newCopies(e *FS, interval time.Duration) *copies {
 	if interval == 0 {
 		interval = time.Second
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &copies{e: e, changed: make(chan struct{}, 1), jobs: map[copyJob]string{}}
+	c := &copies{e: e, changed: make(chan struct{}, 1), jobs: map[copyJob]*copyAttempts{}}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -73,7 +77,7 @@ func newCopies(e *FS, interval time.Duration) *copies {
 
 func (c *copies) add(j copyJob) {
 	c.mu.Lock()
-	c.jobs[j] = ""
+	c.jobs[j] = &copyAttempts{}
 	c.mu.Unlock()
 	select {
 	case c.changed <- struct{}{}:
@@ -81,13 +85,10 @@ func (c *copies) add(j copyJob) {
 	}
 }
 
-func (c *copies) list() (all []copyJob) {
+func (c *copies) list() map[copyJob]*copyAttempts {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for j := range c.jobs {
-		all = append(all, j)
-	}
-	return all
+	return maps.Clone(c.jobs)
 }
 
 // run polls all copies at each interval, while there are any.
@@ -106,28 +107,34 @@ func (c *copies) run(ctx context.Context, interval time.Duration) {
 			continue
 		case <-wait:
 		}
-		for _, j := range c.list() {
-			c.try(ctx, j)
+		for j, attempts := range c.list() {
+			c.try(ctx, j, attempts)
 		}
 	}
 }
 
-func (c *copies) try(ctx context.Context, j copyJob) {
+func (c *copies) try(ctx context.Context, j copyJob, attempts *copyAttempts) {
 	locks := []string{"name:" + strings.TrimPrefix(j.target, volumePrefix), "name:" + strings.TrimPrefix(j.from, volumePrefix)}
 	done, err := mutate(ctx, c.e.Connection, "complete the copy to subvolume "+j.target, locks, func() (bool, error) { return c.e.completeCopy(j) })
 	if ctx.Err() != nil {
 		return
 	}
+	c.tried(j, attempts, done, err)
+}
+
+// tried leaves a job that was added again since the attempt began: another copy
+// has begun, which that attempt has not seen.
+func (c *copies) tried(j copyJob, attempts *copyAttempts, done bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	last := c.jobs[j]
 	switch {
+	case c.jobs[j] != attempts:
 	case done:
 		delete(c.jobs, j)
 	case err == nil:
-		c.jobs[j] = ""
-	case err.Error() != last:
-		c.jobs[j] = err.Error()
+		attempts.lastErr = ""
+	case err.Error() != attempts.lastErr:
+		attempts.lastErr = err.Error()
 		c.e.logger.Warn("completing a copy failed, will retry", "subvolume", j.target, "err", err)
 	}
 }

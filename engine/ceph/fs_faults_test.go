@@ -156,3 +156,19 @@ func TestFSWatchersAreNew(t *testing.T) {
 		end()
 	}
 }
+
+// A job that is added again while an attempt completes the copy before it stays:
+// without it the new volume would be "being copied" until a restart.
+func TestCopyAddedDuringAnAttempt(t *testing.T) {
+	j := copyJob{target: "csi-vol-a", from: "csi-vol-b", snap: "s"}
+	c := &copies{changed: make(chan struct{}, 1), jobs: map[copyJob]*copyAttempts{}}
+	c.add(j)
+	attempts := c.list()[j]
+	c.add(j)
+	if c.tried(j, attempts, true, nil); len(c.list()) != 1 {
+		t.Fatal("the job is lost")
+	}
+	if c.tried(j, c.list()[j], true, nil); len(c.list()) != 0 {
+		t.Error("a completed job stays")
+	}
+}
