@@ -54,14 +54,15 @@ func (r *reconciler) decide(o observation) {
 
 func (r *reconciler) plan(o observation) (plan.Plan, error) {
 	var managed []string // functions that the desired state does not name are removed
+	compute := plan.Follow
 	if r.rules.Mode == Apply {
-		managed = r.record.Managed
+		managed, compute = r.record.Managed, plan.Compute
 	}
 	spec := r.desired.state.Spec
 	if err := o.check(spec, managed); err != nil {
 		return plan.Plan{}, fmt.Errorf("read the node: %w", err)
 	}
-	return plan.Compute(spec, o.state, plan.Options{Managed: managed, Held: r.held(o.state), Fresh: r.created.fresh, GUIDs: o.guids}), nil
+	return compute(spec, o.state, plan.Options{Managed: managed, Held: r.held(o.state), Fresh: r.created.fresh, GUIDs: o.guids}), nil
 }
 
 // observationFailed keeps offered devices offered: a read failure is not a

@@ -112,14 +112,15 @@ func (w *model) opens(a enable) {
 		w.Fatalf("opened while the operator reports %q", w.desired.Status.SyncStatus)
 	}
 	var managed []string
+	compute := plan.Follow
 	if w.rules.Mode == Apply {
-		managed = w.record.Managed
+		managed, compute = w.record.Managed, plan.Compute
 	}
 	var held []string
 	for _, h := range w.r.holders {
 		held = append(held, h.ID)
 	}
-	if p := plan.Compute(w.desired.Spec, w.seen.state, plan.Options{Managed: managed, Held: held}); !p.Done() {
+	if p := compute(w.desired.Spec, w.seen.state, plan.Options{Managed: managed, Held: held}); !p.Done() {
 		w.Fatalf("opened with %v, %v left", p.Steps, p.Problems)
 	}
 	w.gate, w.shutOK, w.offering = true, false, a.Claim
