@@ -190,7 +190,7 @@ and nodes that cannot be unfenced without a restart.`,
 			c.PrintErrf("Fences in progress, not listed:\n  %s\nStop or restart these processes, or close the descriptors in them; the fence then continues automatically (docs/fencing.md).\n", strings.Join(waiting.Ending, "\n  "))
 		}
 		if len(waiting.Unseen) > 0 {
-			c.PrintErrf("Not all uses of volumes before the fence are known:\n  %s\nRestart these nodes or turn them off, then unfence them with --restarted (docs/ceph.md).\n", strings.Join(waiting.Unseen, "\n  "))
+			c.PrintErrf("Not all uses of volumes before the fence are known:\n  %s\nRestart these nodes or turn them off, then unfence them, with --restarted unless their reboot is noticed (docs/ceph.md).\n", strings.Join(waiting.Unseen, "\n  "))
 		}
 		slices.SortFunc(blocks, byBlock)
 		t, all := cli.Table{Header: []string{"CIDR"}}, []fencedBlock{}

@@ -67,8 +67,10 @@ type Config struct {
 	// by other programs; it is never closed.
 	Interval time.Duration
 	Changed  <-chan struct{}
-	Logger   *slog.Logger
-	Metrics  prometheus.Registerer
+	// Boots reads the last boot reports of all nodes; nil: nodes do not report.
+	Boots   func(ctx context.Context) (map[string]ledger.Boot, error)
+	Logger  *slog.Logger
+	Metrics prometheus.Registerer
 }
 
 // Enforcer keeps a ledger's fences in force. Methods are safe for concurrent
@@ -146,8 +148,9 @@ func (e *Enforcer) Fence(ctx context.Context, req plan.Request) error {
 // sessions: for lost parameters and hung servers.
 //
 // Errors: Precondition, without a change, if only another parameter set or
-// block has fenced a block, or a client instance was possibly missed and the
-// request does not confirm a restart; otherwise as Fence.
+// block has fenced a block, or a client instance was possibly missed and neither
+// the request nor a boot report of its node confirms a restart; otherwise as
+// Fence.
 func (e *Enforcer) Unfence(ctx context.Context, req plan.Request) error {
 	if req.Force {
 		if err := e.unfenceOwners(ctx, req); err != nil {

@@ -34,6 +34,9 @@ func (e *Enforcer) fence(ctx context.Context, req plan.Request) error {
 		return plan.Confirm(now, req, time.Now()), nil
 	})
 	crashpoint.Hit("fence.confirmed")
+	if err == nil {
+		e.recordBoots(ctx)
+	}
 	return err
 }
 

@@ -58,6 +58,7 @@ func (e *Enforcer) Guard(ctx context.Context) error {
 		case <-ticker.C:
 			e.check(ctx)
 			e.resume(ctx)
+			e.recordBoots(ctx)
 		}
 	}
 }

@@ -32,6 +32,7 @@ type rig struct {
 	peers   []Peer
 	bounds  Bounds
 	own     []netip.Addr
+	boots   func(context.Context) (map[string]ledger.Boot, error)
 
 	*Enforcer
 	store      *store.Store
@@ -58,7 +59,7 @@ func (r *rig) start() {
 	r.operations = op.New(context.WithoutCancel(r.t.Context()), 20*time.Second)
 	r.registry = prometheus.NewRegistry()
 	c := Config{
-		Ledger: r.ledger, Operations: r.operations, Peers: r.peers, Bounds: r.bounds, Interval: 5 * time.Millisecond,
+		Ledger: r.ledger, Operations: r.operations, Peers: r.peers, Bounds: r.bounds, Boots: r.boots, Interval: 5 * time.Millisecond,
 		Metrics: r.registry, Logger: slog.New(slog.NewTextHandler(r.t.Output(), nil)),
 	}
 	if r.network != nil {

@@ -34,8 +34,59 @@ func (e *Enforcer) requireSeen(ctx context.Context, req plan.Request) error {
 	if err != nil || len(all) == 0 {
 		return err
 	}
-	return errs.Errorf(errs.Precondition, "not all uses of volumes before the fence are known, and one that is left would write again: %s. Restart these nodes or turn them off, then confirm it with the parameter %s=true (cleat fence rm --restarted)",
+	var unread error
+	if e.config.Boots != nil {
+		if all, unread, err = e.forgetRestarted(ctx, all, blocks); err != nil || len(all) == 0 {
+			return err
+		}
+	}
+	err = errs.Errorf(errs.Precondition, "not all uses of volumes before the fence are known, and one that is left would write again: %s. Restart these nodes or turn them off, then confirm it, unless their reboot is noticed, with the parameter %s=true (cleat fence rm --restarted)",
 		strings.Join(describeUnseen(all), "; "), request.RestartedParameter)
+	if unread != nil {
+		err = errs.Errorf(errs.Precondition, "%w; the boot reports of nodes could not be read: %w", err, unread)
+	}
+	return err
+}
+
+// bootsTimeout bounds the read of boot reports: a call goes on without them.
+const bootsTimeout = 10 * time.Second
+
+func (e *Enforcer) readBoots(ctx context.Context) (map[string]ledger.Boot, error) {
+	ctx, cancel := context.WithTimeout(ctx, bootsTimeout)
+	defer cancel()
+	return e.config.Boots(ctx)
+}
+
+// forgetRestarted returns the uses that no report of a restart ends.
+func (e *Enforcer) forgetRestarted(ctx context.Context, all []ledger.Unseen, blocks []netip.Prefix) (left []ledger.Unseen, unread, err error) {
+	boots, unread := e.readBoots(ctx)
+	if unread != nil {
+		return all, unread, nil
+	}
+	if err := e.ledger.ForgetRestarted(ctx, all, boots); err != nil {
+		return nil, nil, err
+	}
+	left, err = e.ledger.Unseen(ctx, blocks)
+	return left, nil, err
+}
+
+// recordBoots records which boot the nodes with unseen uses have reported, once
+// their fence is in force. Guard repeats what failed: a later report is as good,
+// but needs a later restart.
+func (e *Enforcer) recordBoots(ctx context.Context) {
+	if e.config.Boots == nil {
+		return
+	}
+	awaiting, err := e.ledger.AwaitingBoots(ctx)
+	if err == nil && len(awaiting) > 0 {
+		var boots map[string]ledger.Boot
+		if boots, err = e.readBoots(ctx); err == nil {
+			err = e.ledger.RecordBoots(ctx, awaiting, boots)
+		}
+	}
+	if err != nil && ctx.Err() == nil {
+		e.logger.WarnContext(ctx, "recording the boots of fenced nodes failed, will retry", "err", err)
+	}
 }
 
 // Unseen describes the fenced clients that Unfence refuses without a restart.
@@ -62,8 +113,11 @@ func describeUnseen(all []ledger.Unseen) (texts []string) {
 		if n < 0 {
 			n = len(all)
 		}
-		since, volumes := all[0].Since, ""
+		since, volumes, noticed := all[0].Since, "", ", a reboot is noticed"
 		for i, u := range all[:n] {
+			if u.Fenced == nil {
+				noticed = ""
+			}
 			if i < most {
 				volumes += " " + string(u.Volume)
 			}
@@ -74,7 +128,7 @@ func describeUnseen(all []ledger.Unseen) (texts []string) {
 		if n > most {
 			volumes += fmt.Sprintf(" and %d more", n-most)
 		}
-		texts = append(texts, fmt.Sprintf("node %s, volumes%s, not listed in time since %s", all[0].Node, volumes, since.UTC().Format(time.RFC3339)))
+		texts = append(texts, fmt.Sprintf("node %s, volumes%s, not listed in time since %s%s", all[0].Node, volumes, since.UTC().Format(time.RFC3339), noticed))
 		all = all[n:]
 	}
 	return texts

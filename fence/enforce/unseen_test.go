@@ -1,7 +1,10 @@
 package enforce
 
 import (
+	"context"
+	"errors"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -36,6 +39,40 @@ func TestUnfenceOfAClientWithUnseenUses(t *testing.T) {
 		t.Errorf("status: %+v", s)
 	}
 	a.Restarted = true
+	testkit.Must(t, r.Unfence(ctx, a))
+	if s := testkit.Value(r.Status(ctx))(t); len(s.Unseen)+len(s.Fences) != 0 {
+		t.Errorf("status: %+v", s)
+	}
+}
+
+// The report of a restart ends the wait of a client, but only one that came after
+// the record under the fence; without an answer of the API server it waits.
+func TestUnfenceAfterAReportedRestart(t *testing.T) {
+	var boots map[string]ledger.Boot
+	var unread error
+	r := newRig(t, func(r *rig) {
+		r.boots = func(context.Context) (map[string]ledger.Boot, error) { return boots, unread }
+	})
+	ctx := t.Context()
+	report := func(id string) map[string]ledger.Boot {
+		return map[string]ledger.Boot{"node-a": {ID: id, Machine: "m"}}
+	}
+	c := volume.Client{Node: "node-a", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}
+	granted := time.Now()
+	testkit.Value(r.ledger.RecordLook(ctx, ledger.Look{Begun: granted, All: true, Boots: report("1"), Expiry: time.Hour}))(t)
+	testkit.Value(r.ledger.Grant(ctx, ledger.Grant{Volume: "v", Client: c, Granted: granted}))(t)
+	testkit.Value(r.ledger.RecordLook(ctx, ledger.Look{Volumes: map[volume.ID]bool{"v": true}}))(t) // expired
+	a := req("o", "10.0.0.1/32")
+	boots = report("1")
+	testkit.Must(t, r.Fence(ctx, a))
+	testkit.WantError(t, "Unfence in the same boot", r.Unfence(ctx, a), errs.Precondition, "a reboot is noticed")
+	boots, unread = report("2"), errors.New("no API server")
+	testkit.WantError(t, "Unfence without reports", r.Unfence(ctx, a), errs.Precondition, "no API server")
+	if s := testkit.Value(r.Status(ctx))(t); len(s.Unseen) != 1 || !strings.Contains(s.Unseen[0], "a reboot is noticed") {
+		t.Errorf("status: %+v", s)
+	}
+	unread = nil
+	r.restart()
 	testkit.Must(t, r.Unfence(ctx, a))
 	if s := testkit.Value(r.Status(ctx))(t); len(s.Unseen)+len(s.Fences) != 0 {
 		t.Errorf("status: %+v", s)

@@ -21,6 +21,10 @@ type Unseen struct {
 	Since  time.Time `json:"since"` // the last look, or the grant if that is later
 	// Released is when the grant was revoked, perhaps while the volume was in use.
 	Released time.Time `json:"released,omitzero"`
+	// Machine is the one that had reported for the node at Since, see Boot; empty:
+	// none. Fenced is the boot under a fence; nil: not recorded.
+	Machine string      `json:"machine,omitempty"`
+	Fenced  *FencedBoot `json:"fenced,omitempty"`
 }
 
 // unseen is keyed by node and volume.
@@ -46,6 +50,8 @@ type Look struct {
 	Blocked func(volume.Client) bool
 	// Expiry is how long the cluster lists an instance that it does not reach.
 	Expiry time.Duration
+	// Boots are the reports of all nodes, read before Begun; nil: not read.
+	Boots map[string]Boot
 }
 
 // Watched returns the volumes whose client instances are to be listed, those of
@@ -123,9 +129,15 @@ func (o Look) record(tx *store.Tx, now time.Time) (missed []Unseen, err error) {
 		if late {
 			missed = append(missed, u)
 		}
+		if u.Machine, _, err = machines().Get(tx, u.Node); err != nil {
+			return nil, err
+		}
 		if err := unseen().Put(tx, u.key(), u); err != nil {
 			return nil, err
 		}
+	}
+	if err := o.recordMachines(tx); err != nil {
+		return nil, err
 	}
 	left, err := o.settle(tx, held, now)
 	if err != nil {
@@ -221,6 +233,9 @@ func noteRevoked(tx *store.Tx, g Grant) error {
 			return err
 		}
 		if d, err := denialOf(tx, g.Client, k); err != nil || d != nil && d.fence.Phase == volume.Fenced {
+			return err
+		}
+		if u.Machine, _, err = machines().Get(tx, u.Node); err != nil {
 			return err
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
@@ -26,12 +27,15 @@ type Config struct {
 	// Expiry is how long the cluster lists a client that it does not reach; zero
 	// is 30 s: osd_client_watch_timeout. Metadata servers keep a session longer.
 	Expiry time.Duration
+	// Boots reads the last reports of all nodes; nil: nodes do not report boots.
+	Boots  func(ctx context.Context) (map[string]ledger.Boot, error)
 	Logger *slog.Logger
 }
 
 // Fencer implements volume.Fencer.
 type Fencer struct {
 	Config
+	bootsRead atomic.Int64 // UNIX time of the last attempt
 }
 
 var _ volume.Fencer = (*Fencer)(nil)
@@ -48,7 +52,7 @@ func New(c Config) *Fencer {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Fencer{c}
+	return &Fencer{Config: c}
 }
 
 // owned is keyed by entry.

@@ -48,12 +48,36 @@ func (f *Fencer) Run(ctx context.Context) error {
 
 // Record records the client instances of all granted volumes.
 func (f *Fencer) Record(ctx context.Context) error {
+	boots := f.readBoots(ctx)
 	begun := time.Now()
 	ids, err := f.Ledger.Watched(ctx)
 	if err != nil {
 		return err
 	}
-	return f.look(ctx, ledger.Look{Begun: begun, All: true, Volumes: ids})
+	return f.look(ctx, ledger.Look{Begun: begun, All: true, Volumes: ids, Boots: boots})
+}
+
+const (
+	bootsInterval = time.Minute
+	bootsTimeout  = 2 * time.Second // an API server that hangs must not delay the looks
+)
+
+// readBoots returns nil if the reports were read recently, or cannot be read:
+// which machine had a node then stays as it was known.
+func (f *Fencer) readBoots(ctx context.Context) map[string]ledger.Boot {
+	now := time.Now().Unix()
+	if f.Boots == nil || now-f.bootsRead.Load() < int64(bootsInterval/time.Second) {
+		return nil
+	}
+	f.bootsRead.Store(now)
+	ctx, cancel := context.WithTimeout(ctx, bootsTimeout)
+	defer cancel()
+	boots, err := f.Boots(ctx)
+	if err != nil {
+		f.Logger.WarnContext(ctx, "reading the boot reports of nodes failed, will retry", "err", err)
+		return nil
+	}
+	return boots
 }
 
 // recordOf does it for the volumes of these clients.
