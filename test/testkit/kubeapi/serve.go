@@ -118,9 +118,12 @@ func (s *Server) list(r *http.Request) any {
 	}
 }
 
+// selected knows selectors of one name, and of one label.
 func selected(r *http.Request, o Object) bool {
 	field := r.URL.Query().Get("fieldSelector")
-	return field == "" || field == fmt.Sprint("metadata.name=", o.Metadata["name"])
+	label, value, _ := strings.Cut(r.URL.Query().Get("labelSelector"), "=")
+	labels, _ := o.Metadata["labels"].(map[string]any)
+	return (field == "" || field == fmt.Sprint("metadata.name=", o.Metadata["name"])) && (label == "" || labels[label] == value)
 }
 
 // put creates an object, or updates one that has a name.

@@ -22,6 +22,12 @@ func ConfigMaps() Resource {
 	return Resource{"v1", "ConfigMap", "cleat-system", "/api/v1/namespaces/cleat-system/configmaps"}
 }
 
+// Leases are those of a namespace.
+func Leases() Resource {
+	const version = "coordination.k8s.io/v1"
+	return Resource{version, "Lease", "cleat-system", "/apis/" + version + "/namespaces/cleat-system/leases"}
+}
+
 // NodeStates are the SriovNetworkNodeStates.
 func NodeStates() Resource {
 	const namespace, version = "sriov-network-operator", "sriovnetwork.openshift.io/v1"
