@@ -125,6 +125,27 @@ func (m *Manager) Volumes(ctx context.Context) ([]volume.ID, error) {
 	return ids, nil
 }
 
+// IsUsed reports whether a volume is recorded as used in this boot, or attached.
+func (m *Manager) IsUsed(ctx context.Context) (bool, error) {
+	all, err := m.records.all(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, v := range all {
+		isOfBoot := func(p publication) bool { return p.Boot == m.boot }
+		if v.stage != nil && v.stage.Boot == m.boot || slices.ContainsFunc(v.publishes, isOfBoot) {
+			return true, nil
+		}
+	}
+	for _, at := range m.config.Attachers {
+		held, err := at.Held(ctx)
+		if err != nil || len(held) > 0 {
+			return len(held) > 0, err
+		}
+	}
+	return false, nil
+}
+
 // callWait is the wait for system calls of a process that has just ended.
 const callWait = 2 * time.Second
 

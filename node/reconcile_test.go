@@ -229,6 +229,35 @@ func TestReboot(t *testing.T) {
 	}
 }
 
+// IsUsed counts what is recorded in this boot or attached, not what an earlier boot
+// left in the records.
+func TestIsUsed(t *testing.T) {
+	n := newNode(t)
+	want := func(what string, want bool) {
+		t.Helper()
+		if used := testkit.Value(n.IsUsed(t.Context()))(t); used != want {
+			t.Errorf("%s: used %t, want %t", what, used, want)
+		}
+	}
+	want("nothing", false)
+	s := n.staging("vol-used", "")
+	p := n.publishOf(s, "target")
+	n.ok("record", n.PutStageRecord(t.Context(), s, node.Ready, otherBoot, node.Device{}))
+	n.ok("record", n.PutPublishRecord(t.Context(), p, node.Ready, otherBoot, node.Device{}))
+	want("records of an earlier boot", false)
+	n.ok("record", n.PutPublishRecord(t.Context(), p, node.Ready, n.Boot(), node.Device{}))
+	want("a publish of this boot", true)
+	n.unpublish(p)
+	n.ok("record", n.PutStageRecord(t.Context(), s, node.Creating, n.Boot(), node.Device{}))
+	want("a stage of this boot that has no device yet", true)
+	n.unstage(s)
+	want("after unstage", false)
+	n.attached(s)
+	want("a device without a record", true)
+	n.restart()
+	want("after start-up has detached it", false)
+}
+
 // Start-up detaches devices without a record, except mounted ones.
 func TestOrphans(t *testing.T) {
 	n := newNode(t)

@@ -79,7 +79,14 @@ func (c *cephCluster) serve(ctx context.Context, d *csiServer, engine cephStorag
 	if err := d.useLedger(ctx, db); err != nil {
 		return nil, err
 	}
-	fencer := blocklist.New(blocklist.Config{Cluster: engine, Ledger: d.ledger, Database: db, Logger: d.Logger})
+	if err := c.boots.open(d); err != nil {
+		return nil, err
+	}
+	config := blocklist.Config{Cluster: engine, Ledger: d.ledger, Database: db, Logger: d.Logger}
+	if d.boots != nil {
+		config.Boots = d.boots.All
+	}
+	fencer := blocklist.New(config)
 	if err := fencer.Start(ctx); err != nil {
 		return nil, err
 	}

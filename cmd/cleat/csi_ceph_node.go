@@ -22,12 +22,15 @@ import (
 // Ceph's libraries (build tag ceph), nodes only the kernel.
 type cephCluster struct {
 	id, config, secret string
+	boots              bootFlags
 }
 
 func (c *cephCluster) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.id, "ceph-cluster", "", "clusterID of the Ceph cluster in --ceph-config; with Rook its namespace")
 	fs.StringVar(&c.config, "ceph-config", "/etc/ceph-csi-config/config.json", "file with the monitors of each cluster, in the format of ceph-csi's config.json")
 	fs.StringVar(&c.secret, "ceph-secret", "", "directory with the files userID and userKey, or adminID and adminKey: the controller's Ceph user. On nodes it serves requests without a node-stage secret")
+	fs.StringVar(&c.boots.leases, "ceph-boot-leases", "", "Leases in which nodes report their boots, as NAMESPACE/PREFIX, for all processes: a fenced node is then unfenced after a reboot without confirmation; empty: none")
+	fs.StringVar(&c.boots.kubeconfig, "ceph-kubeconfig", "", "kubeconfig file for --ceph-boot-leases; empty: in-cluster configuration")
 }
 
 func (c *cephCluster) complete(d *csiServer) error {
@@ -45,7 +48,7 @@ func (c *cephCluster) complete(d *csiServer) error {
 		return fmt.Errorf("--engine %s requires --ceph-secret, the directory of a mounted Secret with a user and its key", d.engine)
 	}
 	d.deployment.ControllerPublish, d.deployment.MultiNode = true, true
-	return d.checkNodeID()
+	return errors.Join(d.checkNodeID(), c.boots.check(d.nodeID))
 }
 
 func (c *cephCluster) clusters() (cephconf.Clusters, error) { return cephconf.Read(c.config) }
@@ -106,5 +109,5 @@ func (e *cephEngine) node(_ context.Context, d *csiServer, c *node.Config) error
 	})
 	d.OnClose(attacher.Close)
 	c.Attachers = map[string]node.Attacher{rbd.Protocol(): attacher}
-	return nil
+	return e.boots.open(d)
 }

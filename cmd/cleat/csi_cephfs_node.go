@@ -48,5 +48,5 @@ func (e *cephFSEngine) node(_ context.Context, d *csiServer, c *node.Config) err
 	attacher := cephfs.New(cephfs.Config{Driver: d.driverName, Dir: d.StateDir, Clusters: e.clusters, Credentials: e.nodeCredentials()})
 	d.OnClose(attacher.Close)
 	c.Attachers = map[string]node.Attacher{cephfs.Protocol(): attacher}
-	return nil
+	return e.boots.open(d)
 }

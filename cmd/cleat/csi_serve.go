@@ -17,6 +17,7 @@ import (
 	"github.com/cleatproject/cleat/fence/enforce"
 	"github.com/cleatproject/cleat/fence/request"
 	"github.com/cleatproject/cleat/fence/service"
+	"github.com/cleatproject/cleat/internal/bootlease"
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/linux/netaddr"
 	"github.com/cleatproject/cleat/internal/op"
@@ -51,6 +52,8 @@ type csiServer struct {
 	backend    volume.Backend                  // empty without the controller service
 	background func(ctx context.Context) error // of the engine; nil: nothing
 	attaching  func(ctx context.Context) error // of the node's attacher; nil: nothing
+	boots      *bootlease.Leases               // nil: nodes do not report their boots
+	reporting  func(ctx context.Context) error // of this node's boot; nil: nothing
 	node       *csi.Node                       // nil without the node service
 }
 
@@ -71,6 +74,7 @@ func (d *csiServer) Assemble(ctx context.Context) error {
 	}})
 	d.Add(optionalPart("engine", &d.background))
 	d.Add(optionalPart("attacher", &d.attaching))
+	d.Add(optionalPart("boot report", &d.reporting))
 	if d.fencesServed() {
 		d.fencing.addParts(ctx, &d.Server, d.addonsEndpoint, service.Config{Offer: d.fenceOffer(), Client: d.client})
 	}
@@ -135,6 +139,9 @@ func (d *csiServer) openState(ctx context.Context) error {
 		if d.backend.Fencer != nil {
 			c.Locals = append(c.Locals, enforce.Local{Name: d.engine, Fencer: d.backend.Fencer, Deferred: true})
 			c.Network = ownNetwork
+		}
+		if d.boots != nil && d.deployment.Services.Controller {
+			c.Boots = d.boots.All
 		}
 		if err := d.fencing.restore(ctx, &d.Server, c); err != nil {
 			return err
@@ -218,9 +225,13 @@ func (d *csiServer) openNode(ctx context.Context) error {
 	if err := d.Metrics.Register(manager.Collector()); err != nil {
 		return err
 	}
+	admission, err := d.bootAdmission(manager)
+	if err != nil {
+		return err
+	}
 	d.node = csi.NewNode(csi.NodeConfig{
 		Manager: manager, Operations: d.operations, NodeID: d.nodeID, Deployment: d.deployment,
-		Admission: d.ledger, Client: d.self, Logger: d.Logger,
+		Admission: admission, Client: d.self, Logger: d.Logger,
 	})
 	return manager.Reconcile(ctx)
 }

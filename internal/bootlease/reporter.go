@@ -32,12 +32,12 @@ type ReporterConfig struct {
 // attaches a volume.
 type Reporter struct {
 	ReporterConfig
-	own      report
-	deadline time.Time
+	own report
 
-	mu     sync.Mutex
-	marked bool          // a volume was admitted before the report
-	opened chan struct{} // closed: volumes no longer wait
+	mu       sync.Mutex
+	marked   bool          // a volume was admitted before the report
+	opened   chan struct{} // closed: volumes no longer wait
+	deadline time.Time     // of the wait, from the first call
 }
 
 // NewReporter makes no API call.
@@ -46,7 +46,7 @@ func NewReporter(c ReporterConfig) (*Reporter, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	r := &Reporter{ReporterConfig: c, opened: make(chan struct{}), deadline: time.Now().Add(c.Wait)}
+	r := &Reporter{ReporterConfig: c, opened: make(chan struct{})}
 	var err error
 	if r.own, err = readMachine(cmp.Or(c.Root, "/")); err != nil {
 		return nil, err
@@ -122,10 +122,19 @@ func (r *Reporter) isOpen() bool {
 	}
 }
 
+func (r *Reporter) waitUntil() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.deadline.IsZero() {
+		r.deadline = time.Now().Add(r.Wait)
+	}
+	return r.deadline
+}
+
 // Admit waits for the report before a volume is attached. Without one in time the
 // boot is marked, and reported as late whenever that is possible.
 func (r *Reporter) Admit(ctx context.Context) error {
-	timeout := time.NewTimer(time.Until(r.deadline))
+	timeout := time.NewTimer(time.Until(r.waitUntil()))
 	defer timeout.Stop()
 	select {
 	case <-r.opened:

@@ -25,7 +25,7 @@ func load(path string) (*rest.Config, error) {
 	if path == "" {
 		c, err := rest.InClusterConfig()
 		if errors.Is(err, rest.ErrNotInCluster) || errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("this process is not in a pod, and no kubeconfig is set (--kubeconfig, --spdk-kubeconfig): %w", err)
+			return nil, fmt.Errorf("this process is not in a pod, and no kubeconfig is set (--kubeconfig, --spdk-kubeconfig, --ceph-kubeconfig): %w", err)
 		}
 		return c, err
 	}
