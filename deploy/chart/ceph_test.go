@@ -3,10 +3,12 @@ package chart
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -58,10 +60,10 @@ func TestCephController(t *testing.T) {
 	}
 }
 
-// Nodes run the static image in the host's network, without a Secret, a token or
-// a role.
+// Nodes run the static image in the host's network, without a Secret. Unless they
+// report boots, they have no token and no role either.
 func TestCephNode(t *testing.T) {
-	all := render(t, release{values: cephMode, apis: apis})
+	all := render(t, release{values: strings.Replace(cephMode, "clusterID: rook-ceph", "clusterID: rook-ceph, bootReports: false", 1), apis: apis})
 	spec := of[appsv1.DaemonSet](all)[0].Spec.Template.Spec
 	c := spec.Containers[0]
 	if c.Image != ours || len(spec.Containers) != 1 || len(spec.InitContainers) != 0 || !spec.HostNetwork || spec.DNSPolicy != corev1.DNSClusterFirstWithHostNet {
@@ -96,6 +98,36 @@ func TestCephNode(t *testing.T) {
 	}
 	if len(subjects["cleat-csi-node"]) > 0 || len(subjects["cleat-csi-controller"]) < 6 {
 		t.Errorf("roles %v", subjects)
+	}
+}
+
+// Nodes and controller name the same Leases, which belong to the release. Nodes have
+// no right but on Leases, of which the policy leaves each its own.
+func TestCephBootReports(t *testing.T) {
+	for engine, values := range map[string]string{"ceph": cephMode, "cephfs": cephFSMode} {
+		all := render(t, release{values: values, apis: apis})
+		const arg, own = "--ceph-boot-leases=storage/cleat-boot", `"cleat-boot." + variables.node`
+		node, controller := of[appsv1.DaemonSet](all)[0].Spec.Template.Spec.Containers[0], of[appsv1.Deployment](all)[0].Spec.Template.Spec.InitContainers[0]
+		if !slices.Contains(node.Args, arg) || !slices.Contains(controller.Args, arg) {
+			t.Errorf("%s: %s is not in %q, or not in %q", engine, arg, node.Args, controller.Args)
+		}
+		policy := of[admissionv1.ValidatingAdmissionPolicy](all)[0].Spec
+		if rule := policy.MatchConstraints.ResourceRules[0]; len(rule.Operations) != 3 || !slices.ContainsFunc(policy.Variables, func(v admissionv1.Variable) bool { return v.Expression == own }) {
+			t.Errorf("%s: the policy is for %v, with %+v", engine, rule.Operations, policy.Variables)
+		}
+		for _, r := range of[rbacv1.Role](all) {
+			want := rbacv1.PolicyRule{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update"}}
+			if r.Name == "cleat-csi-node" && (len(r.Rules) != 1 || !reflect.DeepEqual(r.Rules[0], want)) {
+				t.Errorf("%s: nodes have %+v", engine, r.Rules)
+			}
+		}
+	}
+	for _, values := range []string{variety["ceph, no sidecars"], cephMode + "  admissionPolicy: {enabled: false}"} {
+		for _, w := range workloads(render(t, release{values: values, apis: apis})) {
+			if slices.ContainsFunc(w.containers(), hasBootLeases) {
+				t.Errorf("%s reports boots, without fences or without the policy", w.name)
+			}
+		}
 	}
 }
 

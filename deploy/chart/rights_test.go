@@ -12,8 +12,9 @@ import (
 const tokenDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 // Only containers that call the API server have a token: the sidecars, the
-// controller of SPDK volumes and the SR-IOV daemon. With two clusters, those of
-// sidecars are for the DPU cluster, except for that of CSI-Addons.
+// controller of SPDK volumes, the SR-IOV daemon, and those that report boots or read
+// the reports. With two clusters, those of sidecars are for the DPU cluster, except
+// for that of CSI-Addons.
 func TestTokens(t *testing.T) {
 	inVariety(t, func(t *testing.T, all []object) {
 		for _, w := range workloads(all) {
@@ -24,7 +25,7 @@ func TestTokens(t *testing.T) {
 	})
 	inContainers(t, func(t *testing.T, where string, w workload, c corev1.Container) {
 		ofSPDK := slices.Contains(c.Args, "--engine=spdk") && slices.Contains(c.Args, "--services=controller")
-		want := strings.HasPrefix(c.Name, "csi-") || ofSPDK || where == "sriov-daemon/daemon"
+		want := strings.HasPrefix(c.Name, "csi-") || ofSPDK || where == "sriov-daemon/daemon" || hasBootLeases(c)
 		i := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == tokenDir })
 		if i >= 0 != want {
 			t.Errorf("%s has a token: %t, want %t", where, i >= 0, want)
@@ -64,8 +65,12 @@ func TestTokens(t *testing.T) {
 	})
 }
 
+func hasBootLeases(c corev1.Container) bool {
+	return slices.ContainsFunc(c.Args, func(arg string) bool { return strings.HasPrefix(arg, "--ceph-boot-leases=") })
+}
+
 // With a provisioner on each node, two policies confine the service account
-// shared by all nodes. test/kubernetes tests their effect.
+// shared by all nodes, with boot reports one. test/kubernetes tests their effect.
 func TestAdmissionPolicies(t *testing.T) {
 	const user = "system:serviceaccount:storage:cleat-csi-node"
 	for values, want := range map[string][]string{
@@ -73,6 +78,10 @@ func TestAdmissionPolicies(t *testing.T) {
 		controllerMode: nil, // the nodes' service account cannot do this
 		"csi: {admissionPolicy: {enabled: false}}": nil,
 		variety["fence alone"]:                     nil,
+		cephMode:                                   {"leases"},
+		cephFSMode:                                 {"leases"},
+		variety["ceph, no sidecars"]:               nil,
+		cephMode + "  admissionPolicy: {enabled: false}": nil,
 	} {
 		all := render(t, release{values: values, apis: apis})
 		bound := map[string]bool{}

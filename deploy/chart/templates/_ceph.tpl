@@ -8,6 +8,22 @@
 {{- if and .Values.csi.enabled (eq .Values.csi.engine "cephfs") }}true{{ end -}}
 {{- end -}}
 
+{{/* Not empty if Ceph nodes report their boots, which a fence needs: each in a Lease that the
+admission policy leaves to it alone. */}}
+{{- define "cleat.bootReports" -}}
+{{- $csi := .Values.csi -}}
+{{- if and (include "cleat.ceph" .) $csi.ceph.bootReports $csi.addons.enabled $csi.admissionPolicy.enabled }}true{{ end -}}
+{{- end -}}
+
+{{/* Prefix of these Leases, a DNS label. */}}
+{{- define "cleat.bootReports.prefix" -}}
+{{- printf "%s-boot" (include "cleat.fullname" . | replace "." "-") -}}
+{{- end -}}
+
+{{- define "cleat.bootReports.arg" -}}
+- --ceph-boot-leases={{ .Release.Namespace }}/{{ include "cleat.bootReports.prefix" . }}
+{{- end -}}
+
 {{/* Its part of cleat.remote.controller, with the names of ceph-csi. */}}
 {{- define "cleat.ceph.controller.args" -}}
 {{- $ceph := .Values.csi.ceph -}}
@@ -19,11 +35,17 @@
 - --cephfs-name={{ . }}
 {{- end }}
 - --ceph-secret=/etc/cleat/ceph-secret
+{{- if include "cleat.bootReports" . }}
+{{ include "cleat.bootReports.arg" . }}
+{{- end }}
 {{- end -}}
 
 {{- define "cleat.ceph.controller.mounts" -}}
 - {name: ceph-config, mountPath: /etc/ceph-csi-config, readOnly: true}
 - {name: ceph-secret, mountPath: /etc/cleat/ceph-secret, readOnly: true}
+{{- if include "cleat.bootReports" . }}
+{{ include "cleat.token.mount" . }}
+{{- end }}
 {{- end -}}
 
 {{- define "cleat.ceph.controller.volumes" -}}

@@ -127,6 +127,10 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
     # A fence of these addresses stops the node: the controller gets them with the node's id.
     - --node-address=$(HOST_IPS)
     {{- end }}
+    {{- if include "cleat.bootReports" . }}
+    # Before it has volumes: a fence can then end with a reboot.
+    {{- include "cleat.bootReports.arg" . | nindent 4 }}
+    {{- end }}
     {{- if not $ceph }}
     {{- with $nvme.clusterID }}
     - --cluster-id={{ . }}
@@ -180,6 +184,9 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
   volumeMounts:
     {{- if $ceph }}
     - {name: ceph-config, mountPath: /etc/ceph-csi-config, readOnly: true}
+    {{- if include "cleat.bootReports" . }}
+    {{- include "cleat.token.mount" . | nindent 4 }}
+    {{- end }}
     {{- else if $nvme.keySecret }}
     - {name: nvme-keys, mountPath: /etc/cleat/nvme-keys, readOnly: true}
     {{- end }}
@@ -207,6 +214,9 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
 {{- if include "cleat.ceph" . }}
 - name: ceph-config
   configMap: {name: {{ .Values.csi.ceph.configMap }}}
+{{- if include "cleat.bootReports" . }}
+{{ include "cleat.token.volume" . }}
+{{- end }}
 {{- else if .Values.csi.nvme.keySecret }}
 - name: nvme-keys
   secret: {secretName: {{ .Values.csi.nvme.keySecret }}, defaultMode: 256} # 0400
