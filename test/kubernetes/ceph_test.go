@@ -68,6 +68,7 @@ func testCeph(t *testing.T) {
 	c.cluster = cephtest.Start(t, cephtest.Options{Addr: netip.MustParseAddr("10.99.0.1")})
 	testkit.Must(t, c.cluster.CreatePool(cephPool))
 	c.install()
+	c.bootReports()
 	c.lifeOfVolume()
 	c.manyClaims()
 	c.attach()

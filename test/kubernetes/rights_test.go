@@ -38,7 +38,7 @@ func TestNodeTokenIsConfinedToItsNode(t *testing.T) {
 	t.Parallel()
 	r := &rights{space: newSpace(t), names: map[string]string{}}
 	r.prepare()
-	r.inForce()
+	inForce(r.space, "local-cleat-volumes-of-nodes", "local-cleat-claims-of-nodes")
 	own, noNode := as(t, testCluster.Node), as(t, "")
 	const ok = ""
 	for _, test := range []struct {
@@ -92,9 +92,14 @@ func TestNodeTokenIsConfinedToItsNode(t *testing.T) {
 // node.
 func as(t *testing.T, node string) kubernetes.Interface {
 	t.Helper()
+	return asAccount(t, "local-cleat-csi-node", node)
+}
+
+func asAccount(t *testing.T, account, node string) kubernetes.Interface {
+	t.Helper()
 	config := rest.CopyConfig(testCluster.Config)
 	config.Impersonate = rest.ImpersonationConfig{
-		UserName: "system:serviceaccount:" + system + ":local-cleat-csi-node",
+		UserName: "system:serviceaccount:" + system + ":" + account,
 		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + system, "system:authenticated"},
 	}
 	if node != "" {
@@ -160,14 +165,13 @@ func (r *rights) prepare() {
 	}
 }
 
-// inForce waits until the API server has processed the policies without
-// warnings.
-func (r *rights) inForce() {
-	r.Helper()
-	for _, name := range []string{"volumes-of-nodes", "claims-of-nodes"} {
+// inForce waits until the API server has processed policies without warnings.
+func inForce(s *space, names ...string) {
+	s.Helper()
+	for _, name := range names {
 		var p *admissionv1.ValidatingAdmissionPolicy
-		r.until("the policy for "+name, func(ctx context.Context) (err error) {
-			p, err = testCluster.Client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(ctx, system+"-local-cleat-"+name, metav1.GetOptions{})
+		s.until("the policy "+name, func(ctx context.Context) (err error) {
+			p, err = testCluster.Client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(ctx, system+"-"+name, metav1.GetOptions{})
 			if err == nil && p.Status.ObservedGeneration != p.Generation {
 				err = fmt.Errorf("generation %d, observed %d", p.Generation, p.Status.ObservedGeneration)
 			}
@@ -175,7 +179,7 @@ func (r *rights) inForce() {
 		})
 		if p.Status.TypeChecking != nil {
 			for _, w := range p.Status.TypeChecking.ExpressionWarnings {
-				r.Errorf("%s, %s: %s", name, w.FieldRef, w.Warning)
+				s.Errorf("%s, %s: %s", name, w.FieldRef, w.Warning)
 			}
 		}
 	}
