@@ -159,7 +159,7 @@ func (r removal) clear(ctx context.Context) (found bool, err error) {
 	}
 	err = p.identify(expected)
 	if errors.Is(err, flock.ErrHeld) {
-		err = fmt.Errorf("%w; stop the driver first", err)
+		return true, servedError(ctx, p, err)
 	}
 	if err == nil {
 		err = r.clearPool(ctx, p)
@@ -167,13 +167,31 @@ func (r removal) clear(ctx context.Context) (found bool, err error) {
 	return true, err
 }
 
+// servedError names the volumes to detach before the stop of the driver, which
+// would have to be started again for that.
+func servedError(ctx context.Context, p *pool, held error) error {
+	files, err := p.files()
+	var used []string
+	if err == nil {
+		used, err = p.usedFiles(ctx, files)
+	}
+	if err != nil || len(used) == 0 { // the driver can change files meanwhile
+		return fmt.Errorf("%w; stop the driver first", held)
+	}
+	return fmt.Errorf("%w; detach the volumes in use first (%d: %s), then stop the driver", held, len(used), firstNames(used))
+}
+
 func (r removal) clearPool(ctx context.Context, p *pool) error {
 	files, err := p.files()
 	if err != nil {
 		return err
 	}
-	if err := p.checkUnused(ctx, files); err != nil {
+	used, err := p.usedFiles(ctx, files)
+	if err != nil {
 		return err
+	}
+	if len(used) > 0 {
+		return errs.Errorf(errs.Precondition, "files of the pool are in use (%d): %s; either start the driver, detach these volumes, and stop it again; or unmount these paths, and free the loop devices with losetup -d", len(used), firstNames(used))
 	}
 	if len(files) > 0 && !r.DeleteVolumes {
 		return errs.Errorf(errs.Precondition, "the pool contains volumes or snapshots (%d: %s), whose data would be lost; delete them, or repeat with --delete-volumes", len(files), firstNames(files))

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
@@ -160,6 +162,25 @@ func TestRemoveRefusesServedPool(t *testing.T) {
 	refuses(t, c, RemoveOptions{DeleteVolumes: true}, "stop the driver first")
 	closeEngine(t, e)
 	removes(t, c, RemoveOptions{})
+}
+
+// The volumes to detach are named while the driver, which detaches them, runs.
+// Without it the paths and devices are.
+func TestRemoveNamesAttachedBlockVolumes(t *testing.T) {
+	t.Parallel()
+	c, files := removable(t, config(filepath.Join(t.TempDir(), "pool")), true)
+	d := bind(t, filepath.Join(c.Pool, files[0]))
+	target := filepath.Join(t.TempDir(), "disk")
+	testkit.Must(t, os.WriteFile(target, nil, 0o600))
+	testkit.Must(t, unix.Mount(d.Path, target, "", unix.MS_BIND, ""))
+	defer func() { _ = unix.Unmount(target, unix.MNT_DETACH) }()
+	e := open(t, c)
+	refuses(t, c, RemoveOptions{DeleteVolumes: true}, "detach the volumes in use first (1: "+files[0]+" ("+d.Path+", block device at "+target+")), then stop the driver")
+	closeEngine(t, e)
+	refuses(t, c, RemoveOptions{DeleteVolumes: true}, files[0]+" ("+d.Path+", block device at "+target+")", "unmount these paths", "losetup -d")
+	testkit.Must(t, unix.Unmount(target, 0))
+	testkit.Must(t, loop.Detach(t.Context(), d))
+	removes(t, c, RemoveOptions{DeleteVolumes: true})
 }
 
 // Nothing is deleted that cleat did not create.

@@ -8,36 +8,36 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/blockdev"
 	"github.com/cleatproject/cleat/internal/linux/loop"
+	"github.com/cleatproject/cleat/internal/linux/mount"
 )
 
-// checkUnused returns an error if a file of the pool, also a deleted one, is
-// bound to a loop device. This includes raw block volumes and mounts in other
-// mount namespaces.
-func (p *pool) checkUnused(ctx context.Context, files []string) error {
+// usedFiles describes the files of the pool, also deleted ones, that are bound to
+// a loop device. This includes raw block volumes and mounts in other mount
+// namespaces.
+func (p *pool) usedFiles(ctx context.Context, files []string) (used []string, err error) {
 	names := map[loop.Backing]string{}
 	for _, name := range files {
 		b, err := p.backing(name)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		names[b] = name
 	}
 	top, err := p.backing(".")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	devices, err := loop.List(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var used []string
 	for _, d := range devices {
 		name, known := names[d.Backing]
 		if !known || d.Silent != "" {
 			if name, err = p.deletedName(d, top.Dev); err != nil {
-				return err
+				return nil, err
 			}
 		}
 		if name == "" {
@@ -45,14 +45,33 @@ func (p *pool) checkUnused(ctx context.Context, files []string) error {
 		}
 		u, err := useThrough(ctx, []loop.Device{d})
 		if err != nil {
-			return err
+			return nil, err
 		}
-		used = append(used, name+" ("+u.String()+")")
+		published, err := publishedAt(ctx, d)
+		if err != nil {
+			return nil, err
+		}
+		used = append(used, name+" ("+u.String()+published+")")
 	}
-	if len(used) > 0 {
-		return errs.Errorf(errs.Precondition, "files of the pool are in use (%d): %s; detach these volumes first (start the driver for that, and stop it again), or end their users", len(used), firstNames(used))
+	return used, nil
+}
+
+// publishedAt lists the paths of a raw block volume: bind mounts of the device
+// file.
+func publishedAt(ctx context.Context, d loop.Device) (text string, err error) {
+	table, err := mount.Table(ctx)
+	if err != nil {
+		return "", err
 	}
-	return nil
+	for _, m := range table {
+		if m.Root == "/" || m.FSType != "devtmpfs" && m.FSType != "tmpfs" {
+			continue // another file system can be unreachable, and lstat would hang
+		}
+		if major, minor, err := blockdev.Rdev(m.Target); err == nil && major == d.Major && minor == d.Minor {
+			text += ", block device at " + m.Target
+		}
+	}
+	return text, nil
 }
 
 func (p *pool) backing(name string) (loop.Backing, error) {
