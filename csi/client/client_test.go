@@ -277,9 +277,12 @@ func TestListMergesNotesAndDriver(t *testing.T) {
 	if v, err := d.Show(t.Context(), "pvc-6"); err != nil || v.ID != "id/6" {
 		t.Errorf("Show of a foreign volume by its name: %+v, %v", v, err)
 	}
-	wantKind(t, d.Delete(t.Context(), "pvc-6"), errs.NotFound, "pvc-6")
-	// A foreign volume is used and deleted by its id.
+	// Calls need its id, which the error has.
 	target := filepath.Join(t.TempDir(), "theirs")
+	_, err := d.Attach(t.Context(), client.AttachRequest{Volume: "pvc-6", Target: target})
+	wantKind(t, err, errs.NotFound, "pvc-6", "use its ID, id/6")
+	wantKind(t, d.Delete(t.Context(), "pvc-6"), errs.NotFound, "pvc-6", "use its ID, id/6")
+	// A foreign volume is used and deleted by its id.
 	testkit.Value(d.Attach(t.Context(), client.AttachRequest{Volume: "id/6", Target: target}))(t)
 	testkit.Must(t, d.Detach(t.Context(), "id/6", target))
 	testkit.Must(t, d.Delete(t.Context(), "id/6"))
@@ -287,6 +290,52 @@ func TestListMergesNotesAndDriver(t *testing.T) {
 		t.Errorf("deleting what the driver has lost: %v", err)
 	}
 	wantKind(t, d.Delete(t.Context(), "missing"), errs.NotFound, "missing")
+}
+
+// A call for a foreign volume does not touch the record of an own volume with its
+// name, and no name deletes a foreign volume.
+func TestForeignVolumeWithOwnName(t *testing.T) {
+	o := newOther()
+	o.controller = append(o.controller, csi.ControllerServiceCapability_RPC_LIST_VOLUMES, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME)
+	d, config := start(t, o)
+	own := testkit.Value(d.Create(t.Context(), sized("data")))(t)
+	elsewhere := config
+	elsewhere.StateDir = t.TempDir()
+	theirs := testkit.Value(dial(t, elsewhere).Create(t.Context(), sized("theirs")))(t)
+	o.mu.Lock()
+	o.volumes[theirs.ID].VolumeContext[access.KeyName] = "data"
+	o.mu.Unlock()
+	isOwn := func() {
+		t.Helper()
+		if v, err := d.Show(t.Context(), "data"); err != nil || v.ID != own.ID || v.State != client.StateReady {
+			t.Errorf("data is %+v, %v; want %s", v, err, own.ID)
+		}
+	}
+	testkit.Value(d.Expand(t.Context(), theirs.ID, volume.SizeRange{Required: 2 << 30}))(t)
+	isOwn()
+	o.before = func(method string) error {
+		if method == "DeleteVolume" {
+			return status.Error(codes.FailedPrecondition, "in use")
+		}
+		return nil
+	}
+	wantKind(t, d.Delete(t.Context(), theirs.ID), errs.Precondition, "in use")
+	isOwn()
+	ctx, interrupt := context.WithCancel(t.Context())
+	o.before = func(method string) error {
+		if method == "DeleteVolume" {
+			interrupt()
+		}
+		return nil
+	}
+	if err := d.Delete(ctx, theirs.ID); err == nil {
+		t.Error("an interrupted deletion succeeded")
+	}
+	o.before = func(string) error { return nil }
+	isOwn()
+	testkit.Must(t, d.Delete(t.Context(), "data"))
+	wantKind(t, d.Delete(t.Context(), "data"), errs.NotFound, "use its ID, "+theirs.ID)
+	testkit.Must(t, d.Delete(t.Context(), theirs.ID))
 }
 
 // A condition that both report is shown once.

@@ -32,6 +32,15 @@ func (d *Driver) knownVolumes() ([]*volumeRecord, error) {
 		}
 		records[i].attachment = a
 	}
+	slices.SortStableFunc(records, func(a, b *volumeRecord) int { // own ones are found first
+		switch {
+		case a.Foreign == b.Foreign:
+			return 0
+		case b.Foreign:
+			return -1
+		}
+		return 1
+	})
 	return records, nil
 }
 
@@ -41,7 +50,7 @@ func (d *Driver) foreign(v *csi.Volume) *volumeRecord {
 	n := &volumeRecord{Volume: Volume{
 		Object:  Object{ID: id, Name: cmp.Or(v.GetVolumeContext()[access.KeyName], id), Driver: d.info.Name, State: StateForeign},
 		Created: volume.IDTime(id),
-	}}
+	}, Foreign: true}
 	n.refresh(v, nil)
 	return n
 }
@@ -73,8 +82,25 @@ func (n *volumeRecord) view() Volume {
 	return v
 }
 
-// findVolume finds a volume by name or id: here, else at the driver.
+// findVolume finds a volume for a call: by name or id here, else by its id at
+// the driver. The error for the name of a foreign volume has its id.
 func (d *Driver) findVolume(ctx context.Context, ref string) (*volumeRecord, error) {
+	n, err := d.lookUpVolume(ctx, ref)
+	if errors.Is(err, errs.NotFound) {
+		if named, nameErr := d.foreignNamed(ctx, ref); nameErr == nil && named != nil {
+			err = d.foreignError(ref, named)
+		}
+	}
+	return n, err
+}
+
+// foreignError refuses a name that another client gave: it can name another
+// volume when the call is repeated.
+func (d *Driver) foreignError(name string, n *volumeRecord) error {
+	return errs.Errorf(errs.NotFound, "no volume %q was created by these commands; driver %s has a foreign volume with that name: use its ID, %s", name, d.info.Name, n.ID)
+}
+
+func (d *Driver) lookUpVolume(ctx context.Context, ref string) (*volumeRecord, error) {
 	if ref == "" {
 		return nil, errs.Errorf(errs.Invalid, "the name or id of the volume is empty")
 	}
@@ -219,7 +245,7 @@ func (d *Driver) addHealth(ctx context.Context, volumes []Volume) error {
 // that was not created here. Calls that change a volume need its id: the repeat
 // of a deletion must not hit another volume with that name.
 func (d *Driver) Show(ctx context.Context, ref string) (Volume, error) {
-	n, err := d.findVolume(ctx, ref)
+	n, err := d.lookUpVolume(ctx, ref)
 	if errors.Is(err, errs.NotFound) {
 		if named, nameErr := d.foreignNamed(ctx, ref); named != nil || nameErr != nil {
 			n, err = named, nameErr

@@ -40,8 +40,19 @@ type volumeRecord struct {
 	SourceRef string           `json:"sourceRef,omitempty"` // of the request
 	// size for a pending NodeExpandVolume
 	Grow int64 `json:"grow,omitempty"`
+	// Foreign: not created here, also while it is deleted.
+	Foreign bool `json:"foreign,omitempty"`
 
 	attachment *attachment // in its own file
+}
+
+// id keeps the record of a foreign volume apart from that of an own volume with
+// the same name.
+func (n *volumeRecord) id() (driver, key string) {
+	if n.Foreign {
+		return n.Driver, n.ID
+	}
+	return n.Object.id()
 }
 
 // save drops a record that is not needed any more.
@@ -188,7 +199,10 @@ func (d *Driver) Delete(ctx context.Context, ref string) error {
 		return err
 	}
 	return locked(ctx, d, d.findVolume, ref, func(n *volumeRecord) error {
-		if n.attachment != nil {
+		switch {
+		case n.Foreign && ref != n.ID: // known by its name after an interrupted call
+			return d.foreignError(ref, n)
+		case n.attachment != nil:
 			return errs.Errorf(errs.Precondition, "volume %s is attached at %s; detach it first", n.Name, n.attachment.targetPaths())
 		}
 		return deleteObject(d, n, func() error { return d.createVolume(ctx, n) }, func() error {
