@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
@@ -91,9 +92,11 @@ func (d *csiServer) addFlags(fs *pflag.FlagSet) {
 	host, _ := os.Hostname() // Complete refuses an empty node ID
 	fs.StringVar(&d.engine, "engine", engineLocal, "storage engine: local (volumes are files in a pool of this machine), ceph (RBD images of a Ceph cluster), cephfs (directories of a CephFS file system), spdk (lvols of SPDK targets) or none (static volumes: NVMe/TCP namespaces of any target)")
 	d.addEngines(fs)
+	cli.Enumerate(fs, "engine", d.engineNames()...)
 	fs.StringVar(&d.nodeID, "node-id", host, "ID of this node; the host name by default")
 	fs.StringVar(&d.driverName, "driver-name", csi.DefaultName, "driver name, in domain name notation")
 	fs.StringVar(&d.services, "services", "all", "services to serve: all, controller or node")
+	cli.Enumerate(fs, "services", "all", "controller", "node")
 	fs.StringToStringVar(&d.deployment.Topology, "topology", nil, "topology segments of this node, for example zone=a: with engine spdk they select targets; engine local adds "+nodeSegment)
 	fs.BoolVar(&d.deployment.ControllerPublish, "controller-publish", false, "announce ControllerPublishVolume, and require it before a volume is staged; always with engines ceph, cephfs and spdk")
 	fs.BoolVar(&d.deployment.PerNode, "per-node", false, "each node runs its own controller: expand volumes on the node, announce neither controller expansion nor modification")

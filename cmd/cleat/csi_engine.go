@@ -51,16 +51,22 @@ func (d *csiServer) addEngines(fs *pflag.FlagSet) {
 	}
 }
 
+func (d *csiServer) engineNames() (names []string) {
+	for _, e := range d.engines {
+		names = append(names, e.name)
+	}
+	return names
+}
+
 func (d *csiServer) selectEngine() error {
-	var names []string
 	var selected namedEngine
 	for _, e := range d.engines {
-		if names = append(names, e.name); e.name == d.engine {
+		if e.name == d.engine {
 			selected, d.storage = e, e.csiEngine
 		}
 	}
 	if d.storage == nil {
-		return fmt.Errorf("--engine %q is unknown: use one of %s", d.engine, strings.Join(names, ", "))
+		return fmt.Errorf("--engine %q is unknown: use one of %s", d.engine, strings.Join(d.engineNames(), ", "))
 	}
 	var err error
 	for _, e := range d.engines {

@@ -66,8 +66,8 @@ and refuses other modes until the device is removed.`,
 	c.Flags().StringVar(&mode, "mode", "filesystem", "volume mode on the host (volume_mode): block or filesystem")
 	c.Flags().StringSliceVar(&modes, "access-mode", []string{"RWO"}, "access mode (access_modes): RWO, ROX, RWX or RWOP; can be repeated")
 	c.Flags().StringVar(&recorded, "device", "", "name of an earlier CreateDevice: if GetDevice finds that device, no device is created, as in the node driver")
-	cobra.CheckErr(c.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]cobra.Completion{"block", "filesystem"}, cobra.ShellCompDirectiveNoFileComp)))
-	cobra.CheckErr(c.RegisterFlagCompletionFunc("access-mode", cobra.FixedCompletions([]cobra.Completion{"RWO", "ROX", "RWX", "RWOP"}, cobra.ShellCompDirectiveNoFileComp)))
+	cli.Enumerate(c.Flags(), "mode", "block", "filesystem")
+	cli.Enumerate(c.Flags(), "access-mode", "RWO", "ROX", "RWX", "RWOP")
 	return c
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleatproject/cleat/dpu/object"
 	"github.com/cleatproject/cleat/dpu/pool"
+	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -80,6 +81,7 @@ func (s *dpuServer) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&s.cluster, "cluster-id", "", "name of the cluster, part of the derived host NQN: that of the controller (cleat csi --engine spdk), which then admits this node")
 	fs.StringVar(&s.hostNQN, "host-nqn", "", "host NQN for volumes whose context sets none; by default derived from --cluster-id and --node")
 	fs.StringVar((*string)(&s.objects.TCP), "tcp-transport", string(object.TCPAuto), "name of the TCP transport: TCP, NVDA_TCP, or auto for the one that SNAP supports")
+	cli.Enumerate(fs, "tcp-transport", string(object.TCPAuto), string(object.TCPUpstream), string(object.TCPNVIDIA))
 	fs.IntVar(&s.objects.AIOBlockSize, "aio-block-size", 4096, "block size of file bdevs, in bytes")
 	fs.IntVar(&s.lossTimeout, "ctrlr-loss-timeout", -1, "seconds until a lost controller is removed, for volumes whose context does not set it; -1: never, so that a bdev in use is not removed")
 	fs.IntVar(&s.reconnectDelay, "reconnect-delay", 2, "seconds between reconnect attempts")

@@ -20,6 +20,7 @@ import (
 	"github.com/cleatproject/cleat/fence/request"
 	"github.com/cleatproject/cleat/fence/service"
 	"github.com/cleatproject/cleat/fence/sock"
+	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/linux/netaddr"
 	"github.com/cleatproject/cleat/internal/server"
@@ -83,6 +84,7 @@ mutual TLS (--listen, --tls-cert, --tls-key, --tls-ca).`,
 func (s *fenceServer) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&s.name, "name", defaultFenceName, "driver name for GetIdentity and for peers, in domain name notation")
 	fs.StringSliceVar(&s.portNames, "ports", nil, "ports of the storage servers: numbers, ranges such as 6800-7568, or "+strings.Join(ports.Protocols(), ", ")+"; all of these protocols by default")
+	cli.Enumerate(fs, "ports", ports.Protocols()...)
 	fs.BoolVar(&s.allPorts, "all-ports", false, "fence all traffic to this machine, not only to the storage ports")
 	fs.BoolVar(&s.peersOnly, "peers-only", false, "enforce fences only at the peers, not on this machine")
 	fs.BoolVar(&s.kernelTargets, "kernel-targets", false, "treat sockets without a process (of kernel targets) as ended when they are destroyed")

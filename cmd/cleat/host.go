@@ -63,13 +63,16 @@ func (h *hostServer) addFlags(fs *pflag.FlagSet) {
 	fs.AddFlagSet(s)
 	// CLEAT_OUTPUT is for the client commands, which have other formats.
 	fs.StringVarP(&h.output, "output", "o", "table", "output: table, json (a line per state change), or none")
+	cli.Enumerate(fs, "output", hostOutputs()...)
 }
+
+func hostOutputs() []string { return []string{"table", "json", "none"} }
 
 // Complete derives settings and refuses those that cannot work.
 func (h *hostServer) Complete() error {
 	h.devicesDir = cmp.Or(h.devicesDir, filepath.Join(filepath.Dir(h.pluginsDir), "device-plugins"))
 	switch {
-	case !slices.Contains([]string{"table", "json", "none"}, h.output):
+	case !slices.Contains(hostOutputs(), h.output):
 		return fmt.Errorf("--output %q is unknown: use table, json or none", h.output)
 	case !filepath.IsAbs(h.pluginsDir) || filepath.Clean(h.pluginsDir) != h.pluginsDir:
 		return fmt.Errorf("--plugins-dir %q is not an absolute, clean path such as %s", h.pluginsDir, defaultPlugins)

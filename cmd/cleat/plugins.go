@@ -46,7 +46,7 @@ func addHost(fs *pflag.FlagSet, host *string) {
 
 func addType(c *cobra.Command, kind *string, usage string) {
 	c.Flags().StringVar(kind, "type", "", usage)
-	cobra.CheckErr(c.RegisterFlagCompletionFunc("type", cobra.FixedCompletions(knownTypes(), cobra.ShellCompDirectiveNoFileComp)))
+	cli.Enumerate(c.Flags(), "type", knownTypes()...)
 }
 
 type hostCall func(ctx context.Context, h *remote.Host, args []string) (cli.View, any, error)

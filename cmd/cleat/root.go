@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/server"
 )
 
@@ -50,6 +51,7 @@ Getting started, as root:
 			setUpGroup(c)
 		}
 	}
+	cli.CompleteValues(root)
 	return root
 }
 

@@ -91,6 +91,7 @@ func (s *sriovDaemonServer) addFlags(fs *pflag.FlagSet) {
 	hostname, _ := os.Hostname() // if it is empty, --node is required
 	c, r := &s.config, &s.config.Rules
 	fs.StringVar(&s.mode, "mode", string(daemon.Follow), "configuration of functions: apply (by this daemon) or follow (by the operator's daemon)")
+	cli.Enumerate(fs, "mode", string(daemon.Apply), string(daemon.Follow))
 	fs.StringVar(&s.nodeState, "node-state", "", "file with the SriovNetworkNodeState; empty: use the object of the API server")
 	fs.StringVar(&s.cluster.Kubeconfig, "kubeconfig", "", "kubeconfig file for the API server; empty: in-cluster configuration")
 	fs.StringVar(&s.cluster.Namespace, "namespace", "", "namespace of the object; by default that of the pod, else "+source.DefaultNamespace)

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/sriov/inventory"
 )
@@ -75,6 +76,7 @@ func (s *sriovPluginServer) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&s.kubeletDir, "kubelet-dir", kubeletDir, "root directory of the kubelet")
 	fs.StringVar(&s.registrationDir, "registration-dir", "", "plugin registration directory of the kubelet; by default plugins_registry in --kubelet-dir")
 	fs.StringVar(&s.registration, "registration", registerAuto, "registration with the kubelet: register (Register call), watcher (socket in --registration-dir), or auto (watcher if its directory is writable)")
+	cli.Enumerate(fs, "registration", registerAuto, registerCall, registerWatcher)
 	fs.StringVar(&s.podResources, "pod-resources-socket", "", "PodResources socket of the kubelet, optional; by default pod-resources/kubelet.sock in --kubelet-dir")
 	fs.StringVar(&s.pod, "pod", "", "pod of this process, NAMESPACE/NAME: the kubelet's list of pods is incomplete after a restart, and ignored until it contains this pod")
 	fs.StringVar(&c.Files.DeviceInfo, "device-info-dir", deviceInfoDir, "directory of device info files for Multus")

@@ -71,7 +71,7 @@ not exist yet.`,
 		e.StringVar(&wait, "wait", "", "wait until the plugin is in this state: "+strings.Join(states, ", "))
 		e.DurationVar(&f.timeout, "timeout", 0, "time limit; 0 means none with --wait, and "+statusTimeout.String()+" without")
 	})
-	cobra.CheckErr(c.RegisterFlagCompletionFunc("wait", cobra.FixedCompletions(states, cobra.ShellCompDirectiveNoFileComp)))
+	cli.Enumerate(c.Flags(), "wait", states...)
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := f.bind(); err != nil {
 			return err

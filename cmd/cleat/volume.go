@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -132,42 +133,71 @@ func (f *driverFlags) runE(doing string, call driverCall) func(*cobra.Command, [
 
 func (f *driverFlags) group(c *cobra.Command, commands ...*cobra.Command) *cobra.Command {
 	for _, sub := range commands {
-		sub.ValidArgsFunction = complete(cobra.ShellCompDirectiveDefault, func(cmd *cobra.Command, args []string) (names []string, err error) {
-			err = f.runE("", func(ctx context.Context, d *client.Driver, _ []string) (_ cli.View, _ any, err error) {
-				names, err = namesFor(ctx, d, sub.Use)
-				return nil, nil, err
-			})(cmd, args)
-			return names, err
-		})
+		sub.ValidArgsFunction = f.completeArgument(sub.Use)
 	}
 	c.AddCommand(commands...)
 	setUpGroup(c)
 	return c
 }
 
-// namesFor lists objects of the type in a use line.
-func namesFor(ctx context.Context, d *client.Driver, use string) (names []string, err error) {
-	switch {
-	case strings.Contains(use, "GROUP"):
+// completeArgument completes the names of objects, and paths.
+func (f *driverFlags) completeArgument(use string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		argument := argumentAt(use, len(args))
+		names, directive := complete(cobra.ShellCompDirectiveNoFileComp, func(cmd *cobra.Command, args []string) (names []string, err error) {
+			if !slices.Contains([]string{"VOLUME", "VOLUME|PATH", "SNAPSHOT", "BASE", "GROUP"}, argument) {
+				return nil, nil
+			}
+			err = f.runE("", func(ctx context.Context, d *client.Driver, _ []string) (_ cli.View, _ any, err error) {
+				names, err = namesFor(ctx, d, argument)
+				return nil, nil, err
+			})(cmd, args)
+			return names, err
+		})(cmd, args, prefix)
+		if strings.Contains(argument, "PATH") { // also if the driver does not answer
+			directive = cobra.ShellCompDirectiveDefault
+		}
+		return names, directive
+	}
+}
+
+// argumentAt returns the word of a use line for an argument, without brackets
+// and dots; "" after the last one.
+func argumentAt(use string, n int) string {
+	words := strings.Fields(use)[1:]
+	if last := len(words) - 1; n > last && last >= 0 && strings.Contains(words[last], "...") {
+		n = last
+	}
+	if n >= len(words) {
+		return ""
+	}
+	return strings.Trim(words[n], "[].")
+}
+
+// namesFor lists objects of the type of an argument.
+func namesFor(ctx context.Context, d *client.Driver, argument string) (names []string, err error) {
+	switch argument {
+	case "GROUP":
 		all, err := d.Groups(ctx)
 		for _, g := range all {
 			names = append(names, g.Name)
 		}
 		return names, err
-	case strings.Contains(use, "SNAPSHOT"):
+	case "SNAPSHOT", "BASE":
 		all, err := d.Snapshots(ctx, "")
 		for _, s := range all {
 			names = append(names, s.Name)
 		}
 		return names, err
-	case strings.Contains(use, "VOLUME"):
-		all, err := d.List(ctx)
-		for _, v := range all {
-			names = append(names, v.Name)
-		}
-		return names, err
 	}
-	return nil, nil
+	all, err := d.List(ctx)
+	for _, v := range all {
+		if v.State == client.StateForeign { // commands need its ID
+			v.Name = v.ID
+		}
+		names = append(names, v.Name)
+	}
+	return names, err
 }
 
 func newVolumeDriverCommand(f *driverFlags) *cobra.Command {

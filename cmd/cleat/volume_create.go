@@ -12,6 +12,7 @@ import (
 	"github.com/cleatproject/cleat/csi/client"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cli"
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -82,9 +83,11 @@ type useFlags struct {
 func (f *useFlags) add(fs *pflag.FlagSet) {
 	fs.BoolVar(&f.Block, "block", false, "use a raw block device instead of a mounted file system")
 	fs.StringVar(&f.FSType, "fs-type", "", "file system such as ext4, xfs or btrfs; by default selected by the driver")
+	cli.Enumerate(fs, "fs-type", string(mkfs.Ext4), string(mkfs.XFS), string(mkfs.Btrfs))
 	fs.StringSliceVar(&f.MountFlags, "mount-flags", nil, "mount options, for example noatime,nosuid")
 	fs.StringVar(&f.MountGroup, "mount-group", "", "ID of the group that owns the files")
 	fs.StringVar(&f.AccessMode, "access-mode", "", "access mode: "+strings.Join(client.AccessModes(), ", ")+" (default single-node-writer)")
+	cli.Enumerate(fs, "access-mode", client.AccessModes()...)
 }
 
 // override applies the set flags; nil remains nil without any.

@@ -19,11 +19,15 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
+func logFormats() []string { return []string{"text", "json"} }
+
+func logLevels() []string { return []string{"debug", "info", "warn", "error"} }
+
 // NewLogger takes a format (text or json) and a level (debug, info, warn or
 // error). The logger adds the request ID of the context, and writes durations
 // in seconds.
 func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
-	names := []string{"debug", "info", "warn", "error"}
+	names := logLevels()
 	least := []slog.Level{slog.LevelDebug, slog.LevelInfo, slog.LevelWarn, slog.LevelError}
 	n := slices.Index(names, level)
 	if n < 0 {
@@ -36,7 +40,7 @@ func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
 	case "json":
 		return slog.New(withRequestID{slog.NewJSONHandler(w, options)}), nil
 	default:
-		return nil, unknown("log format", format, []string{"text", "json"})
+		return nil, unknown("log format", format, logFormats())
 	}
 }
 

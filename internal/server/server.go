@@ -79,6 +79,8 @@ func (s *Server) AddFlags(fs *pflag.FlagSet, d Defaults) {
 	fs.StringVar(&s.metricsAddress, "metrics-address", "", "host:port or socket path that serves /metrics, /healthz, /readyz and /status; empty: disabled")
 	fs.StringVar(&s.LogFormat, "log-format", "json", "log format: text or json")
 	fs.StringVar(&s.LogLevel, "log-level", "info", "log level: debug (with requests, without secrets), info, warn or error")
+	cli.Enumerate(fs, "log-format", logFormats()...)
+	cli.Enumerate(fs, "log-level", logLevels()...)
 	for flag, name := range d.Env {
 		if err := cli.EnvAlias(fs, flag, name); err != nil {
 			panic(err)
