@@ -139,10 +139,6 @@ func (d *csiServer) Complete() error {
 	if err := d.storage.complete(d); err != nil {
 		return err
 	}
-	var err error
-	if d.StatusSocket, err = statusSocket(d.StateDir); err != nil {
-		return fmt.Errorf("--state-dir: %w", err)
-	}
 	return d.deployment.Check()
 }
 

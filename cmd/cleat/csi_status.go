@@ -49,7 +49,7 @@ type csiStatus struct {
 // statusSocket is the socket of a driver's /status, for root only.
 func statusSocket(stateDir string) (string, error) {
 	dir, err := filepath.Abs(stateDir)
-	return filepath.Join(dir, "status.sock"), err
+	return filepath.Join(dir, server.StatusName), err
 }
 
 func newCSIStatusCommand() *cobra.Command {

@@ -88,9 +88,11 @@ func (h *hostServer) Complete() error {
 			return fmt.Errorf("--plugin-type %q: use a type other than %s, which are always registered", kind, strings.Join(knownTypes(), ", "))
 		}
 	}
-	if _, err := unixsock.ParseEndpoint(h.Endpoint); err != nil {
+	socket, err := unixsock.ParseEndpoint(h.Endpoint)
+	if err != nil {
 		return fmt.Errorf("--socket: %w", err)
 	}
+	h.StatusSocket = filepath.Join(filepath.Dir(socket), server.StatusName) // a host has no state directory
 	if terminal, ok := h.Out.(*os.File); ok && h.output == "table" && cli.IsTerminal(h.Out) {
 		h.screen = cli.NewScreen(terminal)
 		if cli.IsTerminal(h.Logs) {

@@ -26,7 +26,8 @@ Getting started, as root:
   cleat sriov list                    list SR-IOV functions and their resources
   cleat fence serve                   run the network fencing service of a storage server
   cleat volume create data --size 1GiB
-  cleat volume attach data /mnt`,
+  cleat volume attach data /mnt
+  cleat status                        show every server of this machine`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Version:       release,
@@ -43,7 +44,7 @@ Getting started, as root:
 		}
 	}
 	add("servers", newCSICommand(), newDPUCommand(), newSriovCommand(), newHostCommand())
-	add("clients", newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newFenceCommand(), newPoolCommand(), newDeviceCommand(), newPluginsCommand())
+	add("clients", newStatusCommand(), newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newFenceCommand(), newPoolCommand(), newDeviceCommand(), newPluginsCommand())
 	root.AddCommand(newVersionCommand())
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {

@@ -122,6 +122,9 @@ type EnforcerStatus struct {
 	Holds bool   `json:"holds"` // fences are in force; a peer: answered the last call
 	// Servers listen on the fenced ports; only of a packet filter.
 	Servers []volume.Listener `json:"servers,omitempty"`
+	// Uncovered: the last look found no such server, so that a fence would protect
+	// nothing.
+	Uncovered bool `json:"uncovered,omitempty"`
 }
 
 // Ending lists sessions of fenced clients that have not ended, for which Fence
@@ -168,6 +171,7 @@ func (e *Enforcer) Status(ctx context.Context) (Status, error) {
 		status := EnforcerStatus{Name: l.Name, Holds: l.inForce.Load()}
 		if servers := l.servers.Load(); servers != nil {
 			status.Servers = *servers
+			status.Uncovered = len(*servers) == 0 && !l.Standby
 		}
 		s.Enforcers = append(s.Enforcers, status)
 	}

@@ -37,7 +37,9 @@ type Server struct {
 	LogFormat   string
 	LogLevel    string
 
-	// StatusSocket serves the same as --metrics-address to root.
+	// StatusSocket serves the same as --metrics-address to root. By default it is
+	// StatusName in the state directory. Its name is fixed: cleat status finds it
+	// by the directories that the process has open.
 	StatusSocket string
 
 	Out, Logs io.Writer            // of the command; set before Program.Complete
@@ -53,6 +55,9 @@ type Server struct {
 	parts          []Part
 	closers        []func(context.Context) error
 }
+
+// StatusName is the name of a server's status socket.
+const StatusName = "status.sock"
 
 // Defaults of optional flags, which are not declared if the default is empty.
 type Defaults struct {
@@ -137,6 +142,13 @@ func (s *Server) Execute(ctx context.Context, p Program, b Build, out, logs io.W
 	}
 	if err := p.Complete(); err != nil {
 		return err
+	}
+	if s.StatusSocket == "" && s.StateDir != "" {
+		dir, err := filepath.Abs(s.StateDir)
+		if err != nil {
+			return fmt.Errorf("--state-dir: %w", err)
+		}
+		s.StatusSocket = filepath.Join(dir, StatusName)
 	}
 	if err := checkOpenFiles(); err != nil {
 		return err
@@ -225,9 +237,8 @@ func (s *Server) AddTelemetry() {
 	s.Add(Part{
 		Name: "telemetry",
 		Prepare: func(ctx context.Context) error {
-			if s.StatusSocket != "" {
-				err := s.listenSocket(ctx, unixsock.Address{Path: s.StatusSocket, SharedDir: true, AnyLength: true})
-				if err != nil { // optional
+			if metrics, isSocket, _ := socketPath(s.metricsAddress); s.StatusSocket != "" && !(isSocket && metrics == s.StatusSocket) {
+				if err := s.listenStatus(ctx, s.StatusSocket); err != nil { // optional
 					s.Logger.Warn("status socket unavailable", "socket", s.StatusSocket, "err", err)
 				}
 			}

@@ -91,6 +91,26 @@ func TestRefusedSettings(t *testing.T) {
 	}
 }
 
+// The state directory, which is created if missing, has a status socket; the
+// metrics address can be the same.
+func TestStatusSocket(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "lib", "server")
+	for _, metrics := range []string{"", "unix://" + filepath.Join(dir, StatusName)} {
+		p := &program{}
+		p.assemble = func(context.Context) error {
+			p.AddTelemetry()
+			p.Add(Part{Name: "client", Run: func(ctx context.Context) error {
+				var ready readiness
+				return errors.Join(Ask(ctx, filepath.Join(dir, StatusName), "/readyz", &ready), p.stop(ctx))
+			}})
+			return nil
+		}
+		if err := p.execute(t, "--state-dir", dir, "--metrics-address", metrics); err != nil {
+			t.Errorf("--metrics-address %q: %v", metrics, err)
+		}
+	}
+}
+
 // State is closed in reverse order, also after a failed open.
 func TestStateIsClosed(t *testing.T) {
 	for name, failure := range map[string]error{"stopped": nil, "failed": errBroken} {
@@ -104,6 +124,7 @@ func TestStateIsClosed(t *testing.T) {
 				return failure
 			})
 			p.AddTelemetry()
+			p.Add(Part{Name: "work", Run: p.stop}) // ends the last part that serves
 			return nil
 		}
 		if err := p.execute(t); !errors.Is(err, failure) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"path/filepath"
 	"time"
 
 	"google.golang.org/grpc"
@@ -93,6 +94,9 @@ func (s *Server) ListenEndpoint(ctx context.Context) (net.Listener, error) {
 		return nil, err
 	}
 	a := unixsock.Address{Path: path, Group: s.SocketGroup}
+	if filepath.Dir(s.StatusSocket) == filepath.Dir(path) {
+		a.Beside = filepath.Base(s.StatusSocket)
+	}
 	if s.SocketGroup != "" {
 		a.Mode = 0o660
 	}

@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -90,6 +93,18 @@ func (s *telemetry) listenSocket(ctx context.Context, a unixsock.Address) error 
 	}
 	s.add(l)
 	return nil
+}
+
+// listenStatus creates the directory if it is missing.
+func (s *telemetry) listenStatus(ctx context.Context, path string) error {
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return s.listenSocket(ctx, unixsock.Address{Path: path, SharedDir: true, AnyLength: true})
 }
 
 // socketPath returns the path of a UNIX socket.
