@@ -48,7 +48,8 @@ With --engine ceph volumes are RBD images of a Ceph cluster, which all nodes rea
 One controller (image cleat-ceph) serves the cluster, and keeps its state there; the
 node service runs on every node. Clusters and credentials are configured as for
 ceph-csi and Rook: --ceph-config is the config.json of their ConfigMap, --ceph-secret
-a mounted Secret with userID and userKey.
+a mounted Secret with userID and userKey. With --ceph-boot-leases nodes report their
+boots, so that a fence can end with a reboot.
 
 With --engine cephfs volumes are directories (subvolumes) of a CephFS file system, which
 several nodes can write at once. It is another driver beside that of --engine ceph, with

@@ -57,7 +57,8 @@ Unfence a client only after it was restarted or powered off: a client that was o
 fenced still holds old mounts and data, and would write them. A Ceph driver refuses
 it while not all uses of volumes before the fence are known, as after an outage of
 the controller: --restarted confirms that all these clients were restarted since
-they were fenced, or are off.`,
+they were fenced, or are off. Nodes that report their boots need it only if they
+stay off.`,
 		Example: `  cleat fence rm 192.0.2.7 2001:db8::7
   cleat fence rm 192.0.2.7 --restarted
   cleat fence list -o json | jq -r '.[].cidr' | cleat fence rm --from -`,

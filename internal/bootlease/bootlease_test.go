@@ -191,6 +191,30 @@ func TestUnreachable(t *testing.T) {
 	testkit.WantError(t, "Admit in a call that ended", waiting.Admit(testkit.Canceled(t)), context.Canceled, "wait for the report")
 }
 
+// Volumes that wait are admitted by the report, not by the end of the wait: it is
+// not late. An API server that hangs delays no volume for longer.
+func TestAdmitWaits(t *testing.T) {
+	s := kubeapi.New(t, kubeapi.Leases())
+	m := newMachine(t, machineID, productUUID)
+	r := m.start(t, s, testkit.Timeout)
+	admitted := make(chan error, 1)
+	go func() { admitted <- r.Admit(t.Context()) }()
+	testkit.Must(t, r.Run(t.Context()), <-admitted)
+	wantBoot(t, s, "boot-1", false)
+
+	m.boot(t, "boot-2")
+	hung := make(chan struct{}, 100)
+	s.Fail(func(string) kubeapi.Fault { hung <- struct{}{}; return kubeapi.Hung })
+	ctx, stop := context.WithCancel(t.Context())
+	r = m.start(t, s, 10*time.Millisecond)
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	<-hung
+	testkit.Must(t, r.Admit(t.Context()))
+	stop()
+	testkit.Must(t, <-ended)
+}
+
 // A volume that was attached before the first report, by an earlier build, makes
 // it late. One that cannot be found out is not reported.
 func TestUsedBefore(t *testing.T) {
