@@ -80,7 +80,8 @@ func (i *Identity) Probe(context.Context, *spec.ProbeRequest) (*spec.ProbeRespon
 
 // Abilities are the abilities of an engine that decide what is announced. They
 // follow from the configuration: a process that serves only Node opens no
-// engine and announces the same.
+// engine and announces the same, but for Groups of Ceph, which depend on the
+// controller's librbd.
 type Abilities struct {
 	Snapshots, Clones, Groups, Deltas, Modify, Health bool
 }

@@ -27,6 +27,7 @@ func (e *cephEngine) open(ctx context.Context, d *csiServer) error {
 	if err != nil {
 		return err
 	}
+	e.groups = engine.Backend().Groups != nil
 	fencer, err := e.serve(ctx, d, engine, "of pool "+e.pools[0])
 	d.backend.Fencer = fencer
 	return err

@@ -66,6 +66,9 @@ func (c *cephCluster) nodeCredentials() func() (cephconf.Credentials, error) {
 type cephEngine struct {
 	*cephCluster
 	pools []string
+	// groups: the controller's librbd can restore members of groups. A process
+	// with the node service alone does not know it, and announces no groups.
+	groups bool
 }
 
 func (e *cephEngine) addFlags(fs *pflag.FlagSet) {
@@ -89,7 +92,7 @@ func (e *cephEngine) complete(d *csiServer) error {
 }
 
 func (e *cephEngine) abilities() csi.Abilities {
-	return csi.Abilities{Snapshots: true, Clones: true, Deltas: true, Health: true}
+	return csi.Abilities{Snapshots: true, Clones: true, Groups: e.groups, Deltas: true, Health: true}
 }
 
 func (e *cephEngine) describe() string {

@@ -131,6 +131,22 @@ func TestCephBootReports(t *testing.T) {
 	}
 }
 
+// Group snapshots need the snapshotter's feature gate and its access to their
+// contents.
+func TestCephGroups(t *testing.T) {
+	all := render(t, release{values: cephMode + "  volumeGroupSnapshotClasses: [{}]\n", apis: apis})
+	containers := of[appsv1.Deployment](all)[0].Spec.Template.Spec.Containers
+	n := slices.IndexFunc(containers, func(c corev1.Container) bool { return c.Name == "csi-snapshotter" })
+	if !slices.Contains(containers[n].Args, "--feature-gates=CSIVolumeGroupSnapshot=true") {
+		t.Errorf("the snapshotter has %q", containers[n].Args)
+	}
+	if !slices.ContainsFunc(of[rbacv1.ClusterRole](all), func(r *rbacv1.ClusterRole) bool {
+		return slices.ContainsFunc(r.Rules, func(p rbacv1.PolicyRule) bool { return slices.Contains(p.Resources, "volumegroupsnapshotcontents") })
+	}) {
+		t.Error("no role has volumegroupsnapshotcontents")
+	}
+}
+
 // The controller's service account can only read two Secrets: the one that
 // classes made for ceph-csi name, and that of NetworkFenceClasses. That of the
 // nodes can read none.

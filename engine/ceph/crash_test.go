@@ -32,7 +32,9 @@ func runChild(ctx context.Context, w childWork) error {
 	if err != nil {
 		return err
 	}
-	if err := w.Do(ctx, e.Backend()); err != nil {
+	b := e.Backend()
+	b.Groups = e // also if librbd cannot restore them
+	if err := w.Do(ctx, b); err != nil {
 		return err
 	}
 	if w.Delete != "" {
@@ -49,6 +51,9 @@ func TestCrashPoints(t *testing.T) {
 	}
 	for _, c := range fsCrashCases {
 		listed = append(listed, c.points...)
+	}
+	for _, points := range groupCrashCases {
+		listed = append(listed, points...)
 	}
 	slices.Sort(listed)
 	if diff := cmp.Diff(slices.Compact(listed), testkit.CrashPoints(t)); diff != "" {
@@ -162,6 +167,10 @@ func deleteAll(t *testing.T, e *Engine) {
 		testkit.EventuallyNil(t, "deletion", func() error { return e.Delete(ctx, v.ID) })
 	}
 	for _, s := range testkit.Value(e.ListSnapshots(ctx, volume.SnapshotQuery{}))(t) {
+		if s.Group != "" {
+			testkit.Must(t, e.DeleteGroup(ctx, s.Group))
+			continue
+		}
 		testkit.Must(t, e.DeleteSnapshot(ctx, s.ID))
 	}
 	testkit.Eventually(t, "no image left", func() bool {
@@ -179,7 +188,7 @@ func wantNoImages(t *testing.T, namespace string) {
 	testkit.EventuallyNil(t, "no object of an image left", func() error {
 		var left []string
 		err := io.ListObjects(func(name string) {
-			if !slices.Contains([]string{"rbd_directory", "rbd_info", "rbd_children", "rbd_trash", "rbd_namespace", controllersObject, creationsObject}, name) {
+			if !slices.Contains([]string{"rbd_directory", "rbd_info", "rbd_children", "rbd_trash", "rbd_namespace", controllersObject, creationsObject, groupsObject, "rbd_group_directory"}, name) {
 				left = append(left, name)
 			}
 		})

@@ -4,6 +4,7 @@ package ceph
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"syscall"
@@ -216,12 +217,21 @@ func (b *build) clone(snap string, options *rbd.ImageOptions) error {
 	if err := b.checkDepth(source); err != nil {
 		return err
 	}
-	err = rbd.CloneImage(source.io, imageName(b.from.hash), snap, b.into.io, b.name, options)
-	if is(err, notFound) {
-		err = rbd.CloneImage(source.io, b.from.deleted, snap, b.into.io, b.name, options)
+	clone := func(image string) error {
+		if b.from.member != 0 {
+			return rbd.CloneImageByID(source.io, image, b.from.member, b.into.io, b.name, options)
+		}
+		return rbd.CloneImage(source.io, image, snap, b.into.io, b.name, options)
 	}
+	err = clone(imageName(b.from.hash))
 	if is(err, notFound) {
+		err = clone(b.from.deleted)
+	}
+	switch {
+	case is(err, notFound):
 		return errs.Errorf(errs.NotFound, "%s does not exist any more", b.from)
+	case errors.Is(err, rbd.ErrNotImplemented):
+		return errs.Errorf(errs.Precondition, "the librbd of this controller cannot clone %s, which is a member of a group; use the image cleat-ceph, or librbd of Ceph 20.2: %v", b.from, err)
 	}
 	return err
 }
@@ -292,10 +302,14 @@ func (e *Engine) originOf(s volume.Source) (*origin, error) {
 		if err != nil {
 			return nil, fmt.Errorf("source of the new volume: %w", err)
 		}
-		return &origin{
+		from := &origin{
 			Origin: newvolume.Origin{Description: "snapshot " + string(s.Snapshot), Size: snap.size, Content: i.record.Content, FSType: i.record.FSType},
 			pool:   i.pool.id, hash: hash(i.record.Name), image: i.id, deleted: deletedName(i.identity()), snap: snapName(snap.hash),
-		}, nil
+		}
+		if snap.group != nil {
+			from.member = snap.id
+		}
+		return from, nil
 	}
 	return nil, nil
 }

@@ -4,6 +4,7 @@ package ceph
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/ceph/go-ceph/rbd"
@@ -22,7 +23,7 @@ func (e *Engine) Allocated(ctx context.Context, id volume.SnapshotID, from int64
 	if err != nil {
 		return volume.BlockMap{}, err
 	}
-	return e.blockMap(ctx, target, rbd.NoSnapshot, from), nil
+	return e.blockMap(ctx, target, nil, from), nil
 }
 
 // Delta implements volume.Deltas.
@@ -43,7 +44,7 @@ func (e *Engine) Delta(ctx context.Context, base, target volume.SnapshotID, from
 	case since.snap.id > to.snap.id:
 		return volume.BlockMap{}, errs.Errorf(errs.Precondition, "snapshot %s is newer than %s, and Ceph compares with older ones only", base, target)
 	}
-	return e.blockMap(ctx, to, snapName(since.snap.hash), from), nil
+	return e.blockMap(ctx, to, &since.snap, from), nil
 }
 
 type diffTarget struct {
@@ -62,7 +63,7 @@ func (e *Engine) diffTarget(ctx context.Context, id volume.SnapshotID, from int6
 }
 
 // blockMap lists differences of a snapshot from an older one, or from nothing.
-func (e *Engine) blockMap(ctx context.Context, t diffTarget, base string, from int64) volume.BlockMap {
+func (e *Engine) blockMap(ctx context.Context, t diffTarget, base *snapshot, from int64) volume.BlockMap {
 	return volume.BlockMap{Size: t.snap.size, Ranges: func(yield func(volume.Range, error) bool) {
 		var last volume.Range // not yet yielded: the next can touch it
 		// Ceph truncates the first range, which then is no whole block.
@@ -94,23 +95,41 @@ func (e *Engine) blockMap(ctx context.Context, t diffTarget, base string, from i
 }
 
 // diff opens the image for reading: an image open for writing would take the
-// exclusive lock from the node that uses it.
-func (t diffTarget) diff(base string, window volume.Range) (found []volume.Range, err error) {
-	r, err := rbd.OpenImageByIdReadOnly(t.image.pool.io, t.image.id, snapName(t.snap.hash))
+// exclusive lock from the node that uses it. A nil base is nothing.
+func (t diffTarget) diff(base *snapshot, window volume.Range) (found []volume.Range, err error) {
+	r, err := rbd.OpenImageByIdReadOnly(t.image.pool.io, t.image.id, rbd.NoSnapshot)
 	if err != nil {
-		return nil, explain(err, "open a snapshot of image %s", t.image.id)
+		return nil, explain(err, "open image %s", t.image.id)
 	}
 	defer closeImage(r, &err)
-	err = r.DiffIterate(rbd.DiffIterateConfig{
-		SnapName: base, Offset: uint64(window.Offset), Length: uint64(window.Length),
+	if err := r.SetSnapByID(t.snap.id); err != nil {
+		return nil, explain(err, "open a snapshot of image %s", t.image.id)
+	}
+	config := rbd.DiffIterateConfig{
+		SnapName: rbd.NoSnapshot, Offset: uint64(window.Offset), Length: uint64(window.Length),
 		IncludeParent: rbd.IncludeParent, WholeObject: rbd.DisableWholeObject,
 		Callback: func(offset, length uint64, exists int, _ any) int {
-			if exists != 0 || base != rbd.NoSnapshot { // a discarded block is a difference
+			if exists != 0 || base != nil { // a discarded block is a difference
 				found = append(found, volume.Range{Offset: int64(offset), Length: int64(length)})
 			}
 			return 0
 		},
-	})
+	}
+	switch {
+	case base == nil:
+		err = r.DiffIterate(config)
+	case base.group == nil:
+		config.SnapName = snapName(base.hash)
+		err = r.DiffIterate(config)
+	default: // a group's member has no name
+		err = r.DiffIterateByID(rbd.DiffIterateByIDConfig{
+			FromSnapID: base.id, Offset: config.Offset, Length: config.Length,
+			IncludeParent: config.IncludeParent, WholeObject: config.WholeObject, Callback: config.Callback,
+		})
+	}
+	if errors.Is(err, rbd.ErrNotImplemented) {
+		return nil, errs.Errorf(errs.Precondition, "the librbd of this controller cannot compare with a group's member: %v", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("compare snapshots of image %s: %w", t.image.id, explain(err, "diff"))
 	}

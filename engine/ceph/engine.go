@@ -35,6 +35,8 @@ type Engine struct {
 	index  *index
 	reaper *reaper
 	depths depthLimits
+	// groups: librbd can restore volumes from members of groups.
+	groups bool
 }
 
 // Open connects to the cluster and lists its volumes. Errors: Unavailable (no
@@ -55,7 +57,11 @@ func Open(ctx context.Context, c Config) (*Engine, error) {
 	if err := e.takeOver(ctx); err != nil {
 		e.logger.Warn("earlier controllers are not fenced", "err", err)
 	}
-	if err := e.fill(ctx); err != nil {
+	e.groups, err = call(ctx, conn, "look up what librbd can clone", func() (bool, error) { return conn.pools[0].canCloneMembers(), nil })
+	if err == nil {
+		err = e.fill(ctx)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("list the volumes of Ceph cluster %s: %w", c.Cluster.ID, joinClose(ctx, err, e))
 	}
 	return e, nil
@@ -76,11 +82,15 @@ func (e *Engine) Close(ctx context.Context) error {
 
 // Backend returns the abilities of RBD.
 func (e *Engine) Backend() volume.Backend {
-	return volume.Backend{
+	b := volume.Backend{
 		Engine: e, Snapshots: e, Deltas: e, Health: e,
 		Clones: true, MultiNode: true, FormatOnNode: true,
 		Parameters: parameterKeys(),
 	}
+	if e.groups {
+		b.Groups = e
+	}
+	return b
 }
 
 // fill fills the index. Images are opened by several workers, as each takes
@@ -92,6 +102,10 @@ func (e *Engine) fill(ctx context.Context) error {
 			return err
 		}
 		_, err = call(ctx, e.Connection, "read the interrupted creations of pool "+p.name, func() (struct{}, error) { return struct{}{}, p.endCreations(p.hasEnded) })
+		if err != nil {
+			return err
+		}
+		_, err = call(ctx, e.Connection, "read the groups of pool "+p.name, func() (struct{}, error) { return struct{}{}, e.endGroups(p) })
 		if err != nil {
 			return err
 		}
@@ -179,7 +193,13 @@ func (e *Engine) fillImage(ctx context.Context, p *pool, name string) error {
 		return err
 	}
 	for _, s := range i.snapshots {
-		e.index.putSnapshot(i.snapshot(s))
+		complete, err := call(ctx, e.Connection, "read the group of a snapshot of image "+name, func() (bool, error) { return e.isComplete(s) })
+		if err != nil {
+			return err
+		}
+		if complete {
+			e.index.putSnapshot(i.snapshot(s))
+		}
 	}
 	return nil
 }

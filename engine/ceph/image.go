@@ -26,8 +26,9 @@ type image struct {
 	created   time.Time
 	record    *volumeRecord // nil: not, or not yet, a volume
 	isMaking  bool          // there is no record, and the creation of this name has not ended
+	hasLock   bool          // one client at a time writes (feature exclusive-lock)
 	parent    *rbd.ParentInfo
-	snapshots []snapshot     // those of CreateSnapshot
+	snapshots []snapshot     // those of CreateSnapshot and CreateGroup
 	others    []rbd.SnapInfo // other snapshots
 }
 
@@ -36,6 +37,7 @@ type snapshot struct {
 	id         uint64
 	size       int64
 	created    time.Time
+	group      *groupID // of a member, whose hash is that of the group
 }
 
 func (i *image) volumeID() volumeID {
@@ -67,10 +69,14 @@ func (i *image) volume() volume.Volume {
 
 func (i *image) snapshot(s snapshot) volume.Snapshot {
 	id := snapshotID{pool: i.pool.id, image: i.identity(), hash: s.hash, snap: s.id}
-	return volume.Snapshot{
+	out := volume.Snapshot{
 		ID: volume.SnapshotID(id.String()), Name: s.name, Source: volume.ID(i.volumeID().String()), Size: s.size,
 		Content: i.record.Content, FSType: i.record.FSType, Created: s.created, Ready: true,
 	}
+	if s.group != nil {
+		out.Group = volume.GroupID(s.group.String())
+	}
+	return out
 }
 
 // snapshotWith returns the snapshot with a hash of a name.
@@ -126,6 +132,11 @@ func (i *image) load(r *rbd.Image) error {
 	if err != nil {
 		return err
 	}
+	features, err := r.GetFeatures()
+	if err != nil {
+		return err
+	}
+	i.hasLock = features&rbd.FeatureExclusiveLock != 0
 	if i.parent, err = r.GetParent(); err != nil && !is(err, notFound) {
 		return err
 	}
@@ -165,19 +176,25 @@ func (i *image) loadSnapshots(r *rbd.Image, metadata map[string]string) error {
 		return err
 	}
 	for _, info := range infos {
-		hash, own := strings.CutPrefix(info.Name, snapPrefix)
-		if !own {
-			i.others = append(i.others, info)
-			continue
+		s := snapshot{id: info.Id, size: int64(info.Size)}
+		if hash, own := strings.CutPrefix(info.Name, snapPrefix); own {
+			s.hash, s.name = hash, decodeSnap(metadata[keySnapPrefix+hash], i.identity(), hash)
+		} else {
+			if s.group, err = groupOf(r, info); err != nil {
+				return err
+			}
+			if s.group == nil {
+				i.others = append(i.others, info)
+				continue
+			}
+			s.hash, s.name = s.group.memberHash(), s.group.String()
 		}
 		created, err := r.GetSnapTimestamp(info.Id)
 		if err != nil {
 			return err
 		}
-		i.snapshots = append(i.snapshots, snapshot{
-			hash: hash, name: decodeSnap(metadata[keySnapPrefix+hash], i.identity(), hash), id: info.Id, size: int64(info.Size),
-			created: time.Unix(created.Sec, created.Nsec).UTC(),
-		})
+		s.created = time.Unix(created.Sec, created.Nsec).UTC()
+		i.snapshots = append(i.snapshots, s)
 	}
 	return nil
 }

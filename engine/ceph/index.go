@@ -46,7 +46,16 @@ func (x *index) drop(id volume.ID) {
 func (x *index) putSnapshot(s volume.Snapshot) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.snapshots[s.ID], x.snapNames[s.Name] = s, s.ID
+	x.snapshots[s.ID] = s
+	if s.Group == "" { // members have no names of their own
+		x.snapNames[s.Name] = s.ID
+	}
+}
+
+func (x *index) dropGroup(id volume.GroupID) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	maps.DeleteFunc(x.snapshots, func(_ volume.SnapshotID, s volume.Snapshot) bool { return s.Group == id })
 }
 
 func (x *index) dropSnapshot(id volume.SnapshotID) {

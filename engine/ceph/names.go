@@ -19,6 +19,7 @@ const (
 	deletedPrefix = "cleat-del-"
 	snapPrefix    = "cleat-snap-"
 	clonePrefix   = "cleat-clone-"
+	groupPrefix   = "cleat-group-"
 )
 
 // stateObject holds the state of the controller: its omap has the entries, its
@@ -108,4 +109,46 @@ func parseSnapshotID(id volume.SnapshotID) (snapshotID, bool) {
 	snap, err2 := strconv.ParseUint(m[4], 16, 64)
 	s := snapshotID{pool: pool, image: m[2], hash: m[3], snap: snap}
 	return s, err == nil && err2 == nil && s.String() == string(id)
+}
+
+// groupID is the content of the id of a group of snapshots. Each creation has a
+// UUID of its own, which the record of the group has.
+type groupID struct {
+	pool int64
+	hash string // of the name
+	uuid string
+}
+
+func (id groupID) String() string {
+	return fmt.Sprintf("group-%x-%s-%s", id.pool, id.hash, id.uuid)
+}
+
+// name returns the name of RBD's group.
+func (id groupID) name() string { return groupPrefix + id.hash + "-" + id.uuid }
+
+// memberHash stands for the hash of the name in the ids of the group's members.
+// No name has its first byte.
+func (id groupID) memberHash() string { return hash("\xff" + id.String()) }
+
+var groupIDs = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^group-([0-9a-f]{1,16})-([0-9a-f]{32})-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})$`)
+})
+
+func parseGroupID(id volume.GroupID) (groupID, bool) {
+	m := groupIDs().FindStringSubmatch(string(id))
+	if m == nil {
+		return groupID{}, false
+	}
+	pool, err := strconv.ParseInt(m[1], 16, 64)
+	g := groupID{pool: pool, hash: m[2], uuid: m[3]}
+	return g, err == nil && g.String() == string(id)
+}
+
+// parseGroupName returns the id of the group with the name of a group of RBD.
+func parseGroupName(pool int64, name string) (groupID, bool) {
+	rest, ok := strings.CutPrefix(name, groupPrefix)
+	if !ok {
+		return groupID{}, false
+	}
+	return parseGroupID(volume.GroupID(fmt.Sprintf("group-%x-%s", pool, rest)))
 }

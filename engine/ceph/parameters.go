@@ -24,6 +24,8 @@ const (
 	// Of other mounters: without an effect.
 	keyOtherMounters = "tryOtherMounters"
 	keyLogDir        = "cephLogDir"
+
+	keyConsistency = "consistency" // of groups, as engine local has it
 )
 
 func parameterKeys() []string {
@@ -141,6 +143,39 @@ func checkSnapshotParameters(parameters map[string]string, cluster string) error
 		}
 	}
 	return nil
+}
+
+// checkGroup validates a request for a group. byMember: its snapshots can be of
+// different moments.
+func checkGroup(req volume.GroupRequest, cluster string) (byMember bool, err error) {
+	if err := newvolume.CheckName(req.Name); err != nil {
+		return false, err
+	}
+	if len(req.Sources) == 0 {
+		return false, errs.Errorf(errs.Invalid, "a group needs at least one volume")
+	}
+	for _, key := range slices.Sorted(maps.Keys(req.Parameters)) {
+		value := req.Parameters[key]
+		switch {
+		case key == keyCluster:
+			err = checkCluster(value, cluster)
+		case key != keyConsistency:
+			err = unknownParameter(key, []string{keyCluster, keyConsistency})
+		case value == "member":
+			byMember = true
+		case value != "group":
+			err = errs.Errorf(errs.Invalid, "%s %s is not known; known are group and member", key, errs.Quote(value))
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	for _, id := range req.Sources {
+		if err := notForeign(id, "take snapshots of it"); err != nil {
+			return false, err
+		}
+	}
+	return byMember, nil
 }
 
 func checkCluster(value, cluster string) error {

@@ -58,6 +58,7 @@ type origin struct {
 	image   string // internal id
 	deleted string // name of the image once its volume is deleted
 	snap    string // name of the snapshot; empty: to be created
+	member  uint64 // id of the snapshot, if it is a group's member, which has no name
 }
 
 // base is nil if there is no source.

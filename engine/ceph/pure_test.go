@@ -32,7 +32,14 @@ func TestIDs(t *testing.T) {
 		if got, ok := parseSnapshotID(volume.SnapshotID(s.String())); !ok || got != s {
 			t.Errorf("%s is parsed as %+v", s, got)
 		}
-		for _, id := range []string{v.String(), s.String()} {
+		g := groupID{pool: pool, hash: name, uuid: rapid.StringMatching(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`).Draw(t, "uuid")}
+		if got, ok := parseGroupID(volume.GroupID(g.String())); !ok || got != g {
+			t.Errorf("%s is parsed as %+v", g, got)
+		}
+		if got, ok := parseGroupName(pool, g.name()); !ok || got != g {
+			t.Errorf("the RBD group of %s is that of %+v", g, got)
+		}
+		for _, id := range []string{v.String(), s.String(), g.String()} {
 			if err := volume.CheckID(id); err != nil {
 				t.Error(err)
 			}
@@ -238,5 +245,28 @@ func TestUsage(t *testing.T) {
 	}
 	if diff := cmp.Diff([]int64{100, 20, 0}, got); diff != "" {
 		t.Error(diff)
+	}
+}
+
+func TestGroupParameters(t *testing.T) {
+	own := volume.ID("vol-2-0123456789abcdef0123456789abcdef-10b35e50c3b1")
+	foreign := volume.ID(handle{cluster: "test", pool: 2, uuid: "01a1f972-c1d5-7cde-bac7-16431a08ef22"}.String())
+	for _, test := range []struct {
+		source           volume.ID
+		parameters       map[string]string
+		byMember, failed bool
+	}{
+		{own, nil, false, false},
+		{own, map[string]string{"clusterID": "test", "consistency": "group"}, false, false},
+		{own, map[string]string{"consistency": "member"}, true, false},
+		{own, map[string]string{"consistency": "volume"}, false, true},
+		{own, map[string]string{"clusterID": "other"}, false, true},
+		{own, map[string]string{"pool": "a"}, false, true},
+		{foreign, nil, false, true},
+	} {
+		byMember, err := checkGroup(volume.GroupRequest{Name: "g", Sources: []volume.ID{test.source}, Parameters: test.parameters}, "test")
+		if byMember != test.byMember || (err != nil) != test.failed {
+			t.Errorf("%v of %s: %t, %v", test.parameters, test.source, byMember, err)
+		}
 	}
 }

@@ -39,8 +39,10 @@ func (e *Engine) createSnapshot(req volume.SnapshotRequest) (volume.Snapshot, er
 	if err != nil {
 		return volume.Snapshot{}, err
 	}
-	if _, exists := i.snapshotWith(hash(req.Name)); !exists && len(i.snapshots) >= maxSnapshots {
-		return volume.Snapshot{}, errs.Errorf(errs.Exhausted, "volume %s has %d snapshots, and more would make it unreadable for nodes; delete some", req.Source, len(i.snapshots))
+	if _, exists := i.snapshotWith(hash(req.Name)); !exists {
+		if err := i.checkSnapshots(req.Source); err != nil {
+			return volume.Snapshot{}, err
+		}
 	}
 	if err := i.pool.openID(i.id, func(r *rbd.Image) error { return takeSnapshot(r, i.identity(), req.Name) }); err != nil {
 		return volume.Snapshot{}, err
@@ -56,6 +58,14 @@ func (e *Engine) createSnapshot(req volume.SnapshotRequest) (volume.Snapshot, er
 	out := i.snapshot(snap)
 	e.index.putSnapshot(out)
 	return out, nil
+}
+
+// checkSnapshots refuses another snapshot of a volume that has maxSnapshots.
+func (i *image) checkSnapshots(id volume.ID) error {
+	if len(i.snapshots) < maxSnapshots {
+		return nil
+	}
+	return errs.Errorf(errs.Exhausted, "volume %s has %d snapshots, and more would make it unreadable for nodes; delete some", id, len(i.snapshots))
 }
 
 // takeSnapshot writes the metadata first: the snapshot exists once RBD has it.
@@ -90,6 +100,9 @@ func (e *Engine) deleteSnapshot(id volume.SnapshotID) error {
 	}
 	if err != nil {
 		return err
+	}
+	if s.group != nil {
+		return errs.Errorf(errs.Invalid, "snapshot %s is a member of group %s; delete the group", id, s.group)
 	}
 	err = i.pool.openID(i.id, func(r *rbd.Image) error {
 		if err := ignoreMissing(r.GetSnapshot(snapName(s.hash)).Remove()); err != nil {
@@ -139,10 +152,7 @@ func (e *Engine) findSnapshot(id volume.SnapshotID) (*image, snapshot, error) {
 	if err != nil {
 		return nil, snapshot{}, err
 	}
-	i, err := p.inspectID(s.image)
-	if is(err, notFound) {
-		i, err = e.copyOf(p, s.image)
-	}
+	i, err := e.imageWithID(p, s.image)
 	if is(err, notFound) || errs.KindOf(err) == errs.NotFound {
 		return nil, snapshot{}, missing
 	}
@@ -156,7 +166,31 @@ func (e *Engine) findSnapshot(id volume.SnapshotID) (*image, snapshot, error) {
 	case found.id != s.snap:
 		return nil, snapshot{}, errs.Errorf(errs.Precondition, "the image of snapshot %s was copied or migrated, and nothing says that the copy's snapshot is this one; use its id %s, or remove it with rbd", id, i.snapshot(found).ID)
 	}
+	if complete, err := e.isComplete(found); err != nil || !complete {
+		return nil, snapshot{}, cmp.Or(err, missing)
+	}
 	return i, found, nil
+}
+
+// isComplete is false for a member of a group that is being created or deleted.
+func (e *Engine) isComplete(s snapshot) (bool, error) {
+	if s.group == nil {
+		return true, nil
+	}
+	r, err := e.group(*s.group)
+	if errs.KindOf(err) == errs.NotFound {
+		return false, nil
+	}
+	return r.Ready, err
+}
+
+// imageWithID returns the image that has an internal id, or replaces it.
+func (e *Engine) imageWithID(p *pool, id string) (*image, error) {
+	i, err := p.inspectID(id)
+	if is(err, notFound) {
+		i, err = e.copyOf(p, id)
+	}
+	return i, err
 }
 
 // copyOf returns the image that replaces one with an internal id: of a volume, or

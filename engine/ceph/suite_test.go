@@ -220,7 +220,8 @@ func TestConformance(t *testing.T) {
 		OpenSnapshot: func(t *testing.T, b volume.Backend, s volume.Snapshot) io.ReaderAt {
 			id, _ := parseSnapshotID(s.ID)
 			io := ioctx(t, configs[b.Engine.(*Engine)].Cluster.RBD.RadosNamespace)
-			i := testkit.Value(rbd.OpenImageByIdReadOnly(io, id.image, snapName(id.hash)))(t)
+			i := testkit.Value(rbd.OpenImageByIdReadOnly(io, id.image, rbd.NoSnapshot))(t)
+			testkit.Must(t, i.SetSnapByID(id.snap))
 			t.Cleanup(func() { testkit.Must(t, i.Close()) })
 			return i
 		},

@@ -22,6 +22,8 @@ type Call struct {
 	Enforce  volume.ID
 	Snapshot *volume.SnapshotRequest
 	Unsnap   volume.SnapshotID
+	Group    *volume.GroupRequest
+	Ungroup  volume.GroupID
 	Delete   volume.ID
 
 	Attributes map[string]string
@@ -42,6 +44,10 @@ func (c Call) Do(ctx context.Context, b volume.Backend) (err error) {
 		_, err = b.Snapshots.CreateSnapshot(ctx, *c.Snapshot)
 	case c.Unsnap != "":
 		err = b.Snapshots.DeleteSnapshot(ctx, c.Unsnap)
+	case c.Group != nil:
+		_, err = b.Groups.CreateGroup(ctx, *c.Group)
+	case c.Ungroup != "":
+		err = b.Groups.DeleteGroup(ctx, c.Ungroup)
 	default:
 		err = b.Engine.Delete(ctx, c.Delete)
 	}
