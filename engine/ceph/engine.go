@@ -194,7 +194,7 @@ func (e *Engine) fillImage(ctx context.Context, p *pool, name string) error {
 	}
 	for _, s := range i.snapshots {
 		complete, err := call(ctx, e.Connection, "read the group of a snapshot of image "+name, func() (bool, error) { return e.isComplete(s) })
-		if err != nil {
+		if err != nil && errs.KindOf(err) != errs.Precondition { // its group is in a pool that is not served any more
 			return err
 		}
 		if complete {

@@ -272,8 +272,11 @@ func groupOf(r *rbd.Image, s rbd.SnapInfo) (*groupID, error) {
 		return nil, err
 	}
 	of, err := r.GetSnapGroupNamespace(s.Id)
+	if is(err, notFound, syscall.EPERM, syscall.EACCES) {
+		return nil, nil // it is being removed, or in a pool that this driver does not serve
+	}
 	if err != nil || of.GroupSnapName != groupSnap {
-		return nil, ignoreMissing(err) // the group is being removed
+		return nil, err
 	}
 	if g, ok := parseGroupName(int64(of.Pool), of.GroupName); ok {
 		return &g, nil

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ceph/go-ceph/rados"
 	"github.com/ceph/go-ceph/rbd"
 
 	"github.com/cleatproject/cleat/errs"
@@ -166,6 +167,18 @@ func TestGroupOutlivesItsVolumes(t *testing.T) {
 	wantNoImages(t, config.Cluster.RBD.RadosNamespace)
 }
 
+// otherPool returns a namespace of a pool that the engine's user cannot read.
+func otherPool(t testing.TB, namespace string) *rados.IOContext {
+	t.Helper()
+	name := "of-" + namespace
+	testkit.Must(t, shared.CreatePool(name))
+	io := testkit.Value(shared.client.OpenIOContext(name))(t)
+	t.Cleanup(io.Destroy)
+	testkit.Must(t, rbd.NamespaceCreate(io, namespace))
+	io.SetNamespace(namespace)
+	return io
+}
+
 // TestGroupsOfOthers: no call uses or removes a group of RBD without a record of
 // this program.
 func TestGroupsOfOthers(t *testing.T) {
@@ -183,6 +196,9 @@ func TestGroupsOfOthers(t *testing.T) {
 		wantKind(t, err, "a group with a member of another program's", errs.Precondition)
 		testkit.Must(t, rbd.GroupImageRemove(other, name, other, image))
 	}
+	elsewhere := otherPool(t, config.Cluster.RBD.RadosNamespace)
+	testkit.Must(t, rbd.GroupCreate(elsewhere, fake.name()), rbd.GroupImageAdd(elsewhere, fake.name(), other, image), rbd.GroupSnapCreate(elsewhere, fake.name(), groupSnap),
+		rbd.GroupImageRemove(elsewhere, fake.name(), other, image))
 	closeEngine(t, e)
 	e = open(t, config)
 	if all := testkit.Value(e.ListSnapshots(ctx, volume.SnapshotQuery{}))(t); len(all) != 0 {
