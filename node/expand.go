@@ -81,7 +81,7 @@ func (m *Manager) growVolume(ctx context.Context, r ExpandRequest, p inUse) erro
 }
 
 func growFilesystem(ctx context.Context, p inUse, size int64) error {
-	full, err := isFull(p.info.Device, size)
+	full, err := isFull(ctx, p.info.Device, size)
 	if err != nil || full {
 		return err
 	}

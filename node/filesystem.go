@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -16,6 +15,7 @@ import (
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/fsinfo"
 	"github.com/cleatproject/cleat/internal/linux/growfs"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/volume"
@@ -112,7 +112,7 @@ func (g filesystem) show(ctx context.Context, info mkfs.Info, there bool, notGro
 // CAP_SYS_RESOURCE, which containers can lack.
 func (g filesystem) identify(ctx context.Context, mounted bool) (info mkfs.Info, notGrown, err error) {
 	d := g.attachment.Device
-	info, err = probe(d)
+	info, err = probe(ctx, d)
 	damaged := errors.Is(err, mkfs.ErrDamaged)
 	if err != nil && !damaged {
 		return mkfs.Info{}, nil, fmt.Errorf("read the superblock of %s: %w", d.Path, err)
@@ -136,7 +136,7 @@ func (g filesystem) identify(ctx context.Context, mounted bool) (info mkfs.Info,
 		crashpoint.Hit("mount.grown-offline")
 	}
 	if damaged { // prepareExt4 can have undone an interrupted growth
-		info, err = probe(d)
+		info, err = probe(ctx, d)
 	}
 	if err != nil {
 		return mkfs.Info{}, nil, errs.Errorf(errs.Precondition, "the file system of the volume is damaged and cannot be mounted; nothing was changed: copy the volume, and repair the copy with fsck: %w", err)
@@ -181,7 +181,7 @@ func (g filesystem) createRecovered(ctx context.Context, before mkfs.Info) (*mou
 	if err != nil || g.readOnly || before.Type == mkfs.Btrfs {
 		return tree, err
 	}
-	again, err := g.hasRecovered(before)
+	again, err := g.hasRecovered(ctx, before)
 	if err == nil && !again {
 		return tree, nil
 	}
@@ -198,8 +198,8 @@ func (g filesystem) createRecovered(ctx context.Context, before mkfs.Info) (*mou
 }
 
 // hasRecovered: the mount has found another size or an error in the log.
-func (g filesystem) hasRecovered(before mkfs.Info) (bool, error) {
-	head, err := readHead(g.attachment.Device.Path)
+func (g filesystem) hasRecovered(ctx context.Context, before mkfs.Info) (bool, error) {
+	head, err := readHead(ctx, g.attachment.Device.Path)
 	if err != nil {
 		return false, err
 	}
@@ -269,7 +269,7 @@ const manyGroups = 160
 
 // warnGroups never refuses: the file system works.
 func (m *Manager) warnGroups(ctx context.Context, id volume.ID, d Device, size int64) {
-	head, err := readHead(d.Path)
+	head, err := readHead(ctx, d.Path)
 	if err != nil {
 		return // the file system is mounted, and the next reader reports it
 	}
@@ -279,7 +279,7 @@ func (m *Manager) warnGroups(ctx context.Context, id volume.ID, d Device, size i
 }
 
 func growMounted(ctx context.Context, path string, t mkfs.Type, d Device, size int64) error {
-	full, err := isFull(d, size)
+	full, err := isFull(ctx, d, size)
 	if err != nil || full {
 		return err
 	}
@@ -289,8 +289,8 @@ func growMounted(ctx context.Context, path string, t mkfs.Type, d Device, size i
 	return nil
 }
 
-func probe(d Device) (mkfs.Info, error) {
-	head, err := readHead(d.Path)
+func probe(ctx context.Context, d Device) (mkfs.Info, error) {
+	head, err := readHead(ctx, d.Path)
 	if err != nil {
 		return mkfs.Info{}, err
 	}
@@ -298,8 +298,8 @@ func probe(d Device) (mkfs.Info, error) {
 }
 
 // isFull: the file system has its device's size.
-func isFull(d Device, size int64) (bool, error) {
-	head, err := readHead(d.Path)
+func isFull(ctx context.Context, d Device, size int64) (bool, error) {
+	head, err := readHead(ctx, d.Path)
 	if err != nil {
 		return false, err
 	}
@@ -311,23 +311,12 @@ const headSize = 128 << 10
 
 // readHead uses O_DIRECT: a mounted file system's superblock can be
 // inconsistent in the page cache.
-func readHead(path string) (io.ReaderAt, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+func readHead(ctx context.Context, path string) (io.ReaderAt, error) {
+	head, err := kernelcall.ReadDirect(ctx, path, headSize)
 	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: path, Err: err}
-	}
-	f := os.NewFile(uintptr(fd), path)
-	defer f.Close()
-	aligned, err := unix.Mmap(-1, 0, headSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		return nil, fmt.Errorf("allocate memory to read %s: %w", path, err)
-	}
-	defer func() { _ = unix.Munmap(aligned) }()
-	n, err := f.ReadAt(aligned, 0)
-	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	return bytes.NewReader(bytes.Clone(aligned[:n])), nil
+	return bytes.NewReader(head), nil
 }
 
 func hasReadOnlyFlag(flags []string) bool {

@@ -54,7 +54,7 @@ func formatUUID(id volume.ID) string {
 // run creates the file system unless the device has one. Damage is left to
 // identify, and content of another kind is refused by Format.
 func (f *formatting) run(ctx context.Context, d Device) error {
-	info, err := probe(d)
+	info, err := probe(ctx, d)
 	switch {
 	case errors.Is(err, mkfs.ErrDamaged):
 		return nil

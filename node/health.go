@@ -193,7 +193,7 @@ func (m *Manager) checkStage(ctx context.Context, rec stageRecord, all *conditio
 	if err := checkMount(ctx, rec.Staging, v.Device, rec.ReadOnly, all); err != nil || rec.NotGrown == "" {
 		return err
 	}
-	full, err := isFull(v.Device, v.Size)
+	full, err := isFull(ctx, v.Device, v.Size)
 	if err == nil && !full {
 		all.add(volume.Degraded, ReasonFileSystemNotGrown, fmt.Sprintf("the volume has %d bytes, its file system fewer: %s", v.Size, rec.NotGrown))
 	}

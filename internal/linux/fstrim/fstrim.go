@@ -8,11 +8,11 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 )
 
 // ErrUnsupported: the file system or its device does not support discards.
@@ -46,7 +46,7 @@ func Trim(ctx context.Context, mountpoint string) (int64, error) {
 		if err := ctx.Err(); err != nil {
 			return total, fmt.Errorf("trim %s: stopped after %d bytes: %w", mountpoint, total, err)
 		}
-		if err := trim(dir, &r); err != nil {
+		if _, err := kernelcall.Ioctl(ctx, dir, fitrim, &r); err != nil {
 			return total, explain(mountpoint, err)
 		}
 		total += int64(min(r.Length, math.MaxInt64))
@@ -76,13 +76,6 @@ func split(size uint64) []trimRange {
 		ranges = append(ranges, trimRange{Start: start, Length: step})
 	}
 	return append(ranges, trimRange{Start: start, Length: math.MaxUint64 - start})
-}
-
-func trim(dir *os.File, r *trimRange) error {
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, dir.Fd(), fitrim, uintptr(unsafe.Pointer(r))); errno != 0 {
-		return errno
-	}
-	return nil
 }
 
 func explain(mountpoint string, err error) error {

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 )
 
 const (
@@ -32,10 +33,10 @@ type deviceInfo struct {
 
 // growBtrfs requests the maximum size. A positive result identifies a running
 // operation, such as a balance, that excludes a resize.
-func growBtrfs(_ context.Context, dir *os.File) (int64, error) {
+func growBtrfs(ctx context.Context, dir *os.File) (int64, error) {
 	var args resizeArgs
 	copy(args.Name[:], fmt.Sprintf("%d:max", btrfsDevice))
-	running, err := ioctl(dir, btrfsResize, &args)
+	running, err := kernelcall.Ioctl(ctx, dir, btrfsResize, &args)
 	if err != nil {
 		return 0, err
 	}
@@ -43,7 +44,7 @@ func growBtrfs(_ context.Context, dir *os.File) (int64, error) {
 		return 0, errs.Errorf(errs.Busy, "a balance, device or resize operation is running (btrfs error %d): %w", running, unix.EINPROGRESS)
 	}
 	info := deviceInfo{Device: btrfsDevice}
-	if _, err := ioctl(dir, btrfsDeviceInfo, &info); err != nil {
+	if _, err := kernelcall.Ioctl(ctx, dir, btrfsDeviceInfo, &info); err != nil {
 		return 0, fmt.Errorf("size of the device: %w", err)
 	}
 	return int64(info.TotalBytes), nil

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
@@ -38,7 +39,7 @@ func growExt4(ctx context.Context, dir *os.File) (int64, error) {
 		return 0, fmt.Errorf("statfs: %w", err)
 	}
 	blocks := uint64(space) / uint64(st.Bsize)
-	if _, err := ioctl(dir, ext4ResizeFS, &blocks); err != nil {
+	if _, err := kernelcall.Ioctl(ctx, dir, ext4ResizeFS, &blocks); err != nil {
 		return 0, explainExt4(err, now, space)
 	}
 	now, _, err = ext4Size(ctx, device, space)

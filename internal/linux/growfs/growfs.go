@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -70,13 +69,4 @@ func explain(err error) error {
 		return errs.Errorf(errs.Busy, "a resize is already running: %w", err)
 	}
 	return err
-}
-
-// ioctl's result is positive for some calls.
-func ioctl[T any](f *os.File, request uintptr, arg *T) (int, error) {
-	result, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(unsafe.Pointer(arg)))
-	if errno != 0 {
-		return 0, errno
-	}
-	return int(result), nil
 }

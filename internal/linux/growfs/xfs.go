@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 )
 
 const (
@@ -30,7 +31,7 @@ type growData struct {
 	_               uint32
 }
 
-func growXFS(_ context.Context, dir *os.File) (int64, error) {
+func growXFS(ctx context.Context, dir *os.File) (int64, error) {
 	device, err := openDevice(dir)
 	if err != nil {
 		return 0, err
@@ -40,24 +41,24 @@ func growXFS(_ context.Context, dir *os.File) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	g, err := readGeometry(dir)
+	g, err := readGeometry(ctx, dir)
 	if err != nil {
 		return 0, err
 	}
 	if target := g.target(space); target > g.DataBlocks {
-		if _, err := ioctl(dir, xfsGrowData, &growData{Blocks: target, MaxInodePercent: g.MaxInodePercent}); err != nil {
+		if _, err := kernelcall.Ioctl(ctx, dir, xfsGrowData, &growData{Blocks: target, MaxInodePercent: g.MaxInodePercent}); err != nil {
 			return 0, fmt.Errorf("from %d to %d blocks: %w", g.DataBlocks, target, err)
 		}
-		if g, err = readGeometry(dir); err != nil {
+		if g, err = readGeometry(ctx, dir); err != nil {
 			return 0, err
 		}
 	}
 	return int64(g.DataBlocks * uint64(g.BlockSize)), nil
 }
 
-func readGeometry(dir *os.File) (geometry, error) {
+func readGeometry(ctx context.Context, dir *os.File) (geometry, error) {
 	var g geometry
-	if _, err := ioctl(dir, xfsGeometry, &g); err != nil {
+	if _, err := kernelcall.Ioctl(ctx, dir, xfsGeometry, &g); err != nil {
 		return g, fmt.Errorf("geometry: %w", err)
 	}
 	if g.BlockSize == 0 || g.GroupBlocks == 0 {

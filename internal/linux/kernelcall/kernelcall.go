@@ -23,6 +23,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -105,6 +106,22 @@ func Request(ctx context.Context, path, text string) (answer string, err error) 
 	return string(r.Answer), pathError("request", path, err)
 }
 
+// Ioctl calls ioctl(2) with a pointer to arg, which has no pointers, and returns
+// its result. The files have the descriptors from FirstFile on in the call.
+func Ioctl[T any](ctx context.Context, f *os.File, request uintptr, arg *T, files ...*os.File) (int, error) {
+	memory := unsafe.Slice((*byte)(unsafe.Pointer(arg)), unsafe.Sizeof(*arg))
+	r, err := run(ctx, call{Operation: "ioctl", Flags: request, Memory: memory}, append([]*os.File{f}, files...)...)
+	copy(memory, r.Answer)
+	return r.Value, err
+}
+
+// ReadDirect reads the start of a file with O_DIRECT, up to size bytes. size is a
+// multiple of the file's block size.
+func ReadDirect(ctx context.Context, path string, size int) ([]byte, error) {
+	r, err := run(ctx, call{Operation: "read", Path: path, Size: size})
+	return r.Answer, pathError("read", path, err)
+}
+
 func pathError(op, path string, err error) error {
 	if err == nil {
 		return nil
@@ -159,11 +176,14 @@ type call struct {
 	FSType, Data string
 	Flags        uintptr
 	Key          Key
+	Memory       []byte // of an ioctl's argument
+	Size         int
 }
 
 type result struct {
 	Errno   unix.Errno
 	Keyring bool // add_key(2) failed
+	Value   int
 	Answer  []byte
 }
 
@@ -239,8 +259,12 @@ func leaveCgroups() {
 	}
 }
 
-// inheritedFile is the descriptor of run's first file.
-const inheritedFile = 3
+const (
+	// inheritedFile is the descriptor of run's first file.
+	inheritedFile = 3
+	// FirstFile is the descriptor of the first of the files of Ioctl.
+	FirstFile = inheritedFile + 1
+)
 
 func (c call) execute() (r result) {
 	if c.Key.Name != "" {
@@ -272,6 +296,14 @@ func (c call) execute() (r result) {
 			r.Answer = buffer[:max(n, 0)]
 			return err
 		})
+	case "ioctl":
+		value, _, errno := unix.Syscall(unix.SYS_IOCTL, inheritedFile, c.Flags, uintptr(unsafe.Pointer(unsafe.SliceData(c.Memory))))
+		err, r.Value, r.Answer = errno, int(value), c.Memory
+	case "read":
+		err = c.with(unix.O_RDONLY|unix.O_DIRECT, func(fd int) (err error) {
+			r.Answer, err = readAligned(fd, c.Size)
+			return err
+		})
 	default:
 		err = unix.ENOSYS
 	}
@@ -286,6 +318,16 @@ func (c call) with(flags int, use func(fd int) error) error {
 	}
 	defer func() { _ = unix.Close(fd) }()
 	return use(fd)
+}
+
+// readAligned reads to the start of a page, as O_DIRECT needs.
+func readAligned(fd, size int) ([]byte, error) {
+	aligned, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return nil, err
+	}
+	n, err := unix.Read(fd, aligned)
+	return aligned[:max(n, 0)], err
 }
 
 func (c call) write(fd int) error {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
@@ -79,10 +80,10 @@ func (k kernel) attachTo(ctx context.Context, control *os.File, number int, c Co
 		return Device{}, nil, err
 	}
 	defer device.Close()
-	if err := k.bind(device, number, c); err != nil {
+	if err := k.bind(ctx, device, c); err != nil {
 		return Device{}, nil, fmt.Errorf("%s: %w", k.node(number), err)
 	}
-	d, f, err := k.initialize(device, number, mode, c)
+	d, f, err := k.initialize(ctx, device, number, mode, c)
 	if err != nil {
 		if err := k.release(ctx, device, number, c.File); err != nil {
 			return Device{}, nil, err
@@ -121,8 +122,8 @@ func (k kernel) release(ctx context.Context, device *os.File, number int, file *
 	})
 }
 
-func (k kernel) bind(device *os.File, number int, c Config) error {
-	config := &unix.LoopConfig{Fd: uint32(c.File.Fd()), Size: SectorSize}
+func (k kernel) bind(ctx context.Context, device *os.File, c Config) error {
+	config := &unix.LoopConfig{Fd: kernelcall.FirstFile, Size: SectorSize}
 	config.Info.Flags = unix.LO_FLAGS_DIRECT_IO
 	if c.ReadOnly {
 		config.Info.Flags |= unix.LO_FLAGS_READ_ONLY
@@ -130,7 +131,7 @@ func (k kernel) bind(device *os.File, number int, c Config) error {
 	if c.AutoClear {
 		config.Info.Flags |= unix.LO_FLAGS_AUTOCLEAR
 	}
-	if err := unix.IoctlLoopConfigure(int(device.Fd()), config); err != nil {
+	if _, err := kernelcall.Ioctl(ctx, device, unix.LOOP_CONFIGURE, config, c.File); err != nil {
 		return fmt.Errorf("LOOP_CONFIGURE: %w", err)
 	}
 	return nil
@@ -142,7 +143,7 @@ func lostRace(err error) bool {
 
 // initialize also resets settings from the number's previous use, which the
 // kernel keeps.
-func (k kernel) initialize(device *os.File, number, mode int, c Config) (Device, *os.File, error) {
+func (k kernel) initialize(ctx context.Context, device *os.File, number, mode int, c Config) (Device, *os.File, error) {
 	want, err := BackingOf(c.File)
 	if err != nil {
 		return Device{}, nil, err
@@ -150,7 +151,7 @@ func (k kernel) initialize(device *os.File, number, mode int, c Config) (Device,
 	if err := setReadOnly(device, false); err != nil && !c.ReadOnly {
 		return Device{}, nil, err
 	}
-	if err := k.setReadAhead(number, leastReadAhead); err != nil {
+	if err := k.setReadAhead(ctx, number, leastReadAhead); err != nil {
 		return Device{}, nil, err
 	}
 	d, err := k.status(device, number)
@@ -160,7 +161,7 @@ func (k kernel) initialize(device *os.File, number, mode int, c Config) (Device,
 	if d.Backing != want {
 		return Device{}, nil, fmt.Errorf("the device shows %v, want %v", d.Backing, want)
 	}
-	if err := k.setDiscard(number, true); err != nil {
+	if err := k.setDiscard(ctx, number, true); err != nil {
 		return Device{}, nil, err
 	}
 	f, err := k.openNode(number, mode)

@@ -124,7 +124,7 @@ func isUnbound(err error) bool {
 	return errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) || errors.Is(err, fs.ErrNotExist)
 }
 
-func setAutoClear(f *os.File, on bool) error {
+func setAutoClear(ctx context.Context, f *os.File, on bool) error {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	if err != nil {
 		return fmt.Errorf("LOOP_GET_STATUS64: %w", err)
@@ -137,7 +137,7 @@ func setAutoClear(f *os.File, on bool) error {
 		return nil
 	}
 	info.Flags = flags
-	if err := unix.IoctlLoopSetStatus64(int(f.Fd()), info); err != nil {
+	if _, err := kernelcall.Ioctl(ctx, f, unix.LOOP_SET_STATUS64, info); err != nil {
 		return fmt.Errorf("set auto-clear to %t: LOOP_SET_STATUS64: %w", on, err)
 	}
 	return nil

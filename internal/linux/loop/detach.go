@@ -87,7 +87,7 @@ func (k kernel) cancelDetach(ctx context.Context, before Device, cause error) er
 		return nil
 	}
 	if err == nil {
-		err = setAutoClear(f, before.AutoClear)
+		err = setAutoClear(ctx, f, before.AutoClear)
 		f.Close()
 	}
 	if err != nil {

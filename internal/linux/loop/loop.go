@@ -110,7 +110,7 @@ func Resize(ctx context.Context, d Device) error {
 // SetAutoClear sets whether the device is detached at its last close. Errors:
 // ErrGone.
 func SetAutoClear(ctx context.Context, d Device, on bool) error {
-	return host().with(ctx, d, func(f *os.File, _ Device) error { return setAutoClear(f, on) })
+	return host().with(ctx, d, func(f *os.File, _ Device) error { return setAutoClear(ctx, f, on) })
 }
 
 // SetReadAhead sets the read-ahead in KiB until the device is detached; 0
@@ -119,14 +119,14 @@ func SetReadAhead(ctx context.Context, d Device, kib int) error {
 	if kib < 0 || kib > maxReadAhead {
 		return errs.Errorf(errs.Invalid, "read-ahead of %d KiB is not in the range 0 (off) to %d", kib, maxReadAhead)
 	}
-	return host().with(ctx, d, func(_ *os.File, now Device) error { return host().setReadAhead(now.Number, kib) })
+	return host().with(ctx, d, func(_ *os.File, now Device) error { return host().setReadAhead(ctx, now.Number, kib) })
 }
 
 // SetDiscard enables or disables discards, which punch holes into the backing
 // file. Linux 6.18, for example, cannot enable them again before the next
 // Attach: ErrReattach (and errs.Precondition). Errors: ErrGone.
 func SetDiscard(ctx context.Context, d Device, on bool) error {
-	return host().with(ctx, d, func(_ *os.File, now Device) error { return host().setDiscard(now.Number, on) })
+	return host().with(ctx, d, func(_ *os.File, now Device) error { return host().setDiscard(ctx, now.Number, on) })
 }
 
 // SetReadOnly rejects or accepts writes. Existing writable opens and mounts get

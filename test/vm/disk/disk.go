@@ -83,8 +83,9 @@ type Disk struct {
 	medium *medium
 	dir    string // of the socket
 
-	power sync.Mutex // held by PowerOn and Close
-	mu    sync.Mutex // guards the fields below; acquired after power
+	stall sync.RWMutex // held for reading by Do, and by Stall until its release
+	power sync.Mutex   // held by PowerOn and Close
+	mu    sync.Mutex   // guards the fields below; acquired after power
 
 	cache        *cache
 	session      *session // the current or last one
@@ -127,6 +128,8 @@ func (d *Disk) Size() int64 { return d.spec.Size }
 // Do carries out a request of this process, without the socket. Without power
 // it fails.
 func (d *Disk) Do(r nbd.Request) nbd.Answer {
+	d.stall.RLock()
+	defer d.stall.RUnlock()
 	d.mu.Lock()
 	s := d.session
 	d.mu.Unlock()
@@ -136,6 +139,12 @@ func (d *Disk) Do(r nbd.Request) nbd.Answer {
 		return nbd.Answer{Error: nbd.EIO}
 	}
 	return a
+}
+
+// Stall makes requests of Do wait until release, as a disk that does not answer.
+func (d *Disk) Stall() (release func()) {
+	d.stall.Lock()
+	return sync.OnceFunc(d.stall.Unlock)
 }
 
 // LosePower powers the disk off immediately. Later requests change nothing and are
