@@ -36,6 +36,7 @@ type work struct {
 	Device             loop.Device // of the image
 	Dir                string
 	DriverLock, Object string // files
+	FIFO               string // written instead, if set
 }
 
 // hangs are calls on a disk that does not answer. Its file system is smaller.
@@ -88,7 +89,11 @@ func (w work) run() error {
 	if err := errors.Join(err, objectErr); err != nil {
 		return err
 	}
-	return hangs[w.Hang].do(kernelcall.Holding(context.Background(), w.Object, object), w)
+	ctx := kernelcall.Holding(context.Background(), w.Object, object)
+	if w.FIFO != "" {
+		return kernelcall.Write(ctx, w.FIFO, "x", kernelcall.Key{})
+	}
+	return hangs[w.Hang].do(ctx, w)
 }
 
 // The driver is killed during a call that waits for a disk. Its process ends,
@@ -102,9 +107,7 @@ func TestKilledDuringACall(t *testing.T) {
 			if h.busy {
 				readInFlight(t, w.Device)
 			}
-			driver := exec.Command("/proc/self/exe")
-			driver.Env = append(os.Environ(), workerEnv+"="+string(testkit.Value(json.Marshal(w))(t)))
-			driver.Stderr = os.Stderr
+			driver := w.command(t, "/proc/self/exe")
 			testkit.Must(t, driver.Start())
 			ended := make(chan error, 1)
 			go func() { ended <- driver.Wait() }()
@@ -119,6 +122,15 @@ func TestKilledDuringACall(t *testing.T) {
 			testkit.EventuallyNil(t, "the end of the call", func() error { return flock.Try(object) })
 		})
 	}
+}
+
+// command starts the worker, itself or with a program that does.
+func (w work) command(t *testing.T, program string, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(program, args...)
+	cmd.Env = append(os.Environ(), workerEnv+"="+string(testkit.Value(json.Marshal(w))(t)))
+	cmd.Stderr = os.Stderr
+	return cmd
 }
 
 // newWork mounts a file system on a disk that stall makes hang.
@@ -152,22 +164,31 @@ func readInFlight(t *testing.T, d loop.Device) {
 	t.Cleanup(func() { testkit.Must(t, testkit.Receive(t, name, ended)) })
 }
 
+// running returns the process of the call for an object.
+func running(object string) (pid int, err error) {
+	var operation string
+	text := kernelcall.Running(object)
+	if _, err := fmt.Sscanf(text, "%s in process %d", &operation, &pid); err != nil {
+		return 0, fmt.Errorf("running: %q, want a call", text)
+	}
+	return pid, nil
+}
+
 // waits returns nil if the call for an object waits in a system call, other than
 // for its request and of leaving the cgroups.
 func waits(object string, syscall int) error {
-	var operation string
-	var pid, number, fd int
-	running := kernelcall.Running(object)
-	if _, err := fmt.Sscanf(running, "%s in process %d", &operation, &pid); err != nil {
-		return fmt.Errorf("running: %q, want a call", running)
+	pid, err := running(object)
+	if err != nil {
+		return err
 	}
+	var number, fd int
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid))
 	if _, err := fmt.Sscanf(string(text), "%d 0x%x", &number, &fd); err != nil || number != syscall {
 		return fmt.Errorf("process %d is in %q, want system call %d", pid, text, syscall)
 	}
 	file, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, fd))
 	if err != nil || fd == 0 || filepath.Base(file) == "cgroup.procs" {
-		return fmt.Errorf("process %d uses %q (error: %w), the call has not begun", pid, file, err)
+		return fmt.Errorf("process %d uses %q (error: %v), the call has not begun", pid, file, err)
 	}
 	return nil
 }

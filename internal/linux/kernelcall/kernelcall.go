@@ -248,8 +248,14 @@ func serve(stdin io.Reader, stdout io.Writer) (exitCode int) {
 // pod ends when its cgroups are removed, which a waiting process prevents.
 // Without rights, or outside the host's PID namespace, the process stays.
 func leaveCgroups() {
-	const host = "/proc/1/root" // the root directory of the host's init
-	root := filepath.Join(host, "sys/fs/cgroup")
+	const init = "/proc/1" // of the host
+	// With the mount option nsdelegate, a process moves only within its cgroup
+	// namespace: join the host's, as a container runtime makes one for a pod.
+	if fd, err := unix.Open(init+"/ns/cgroup", unix.O_RDONLY|unix.O_CLOEXEC, 0); err == nil {
+		_ = unix.Setns(fd, unix.CLONE_NEWCGROUP)
+		_ = unix.Close(fd)
+	}
+	root := filepath.Join(init, "root/sys/fs/cgroup")
 	hierarchies, _ := filepath.Glob(root + "/*/cgroup.procs")
 	for _, procs := range append(hierarchies, root+"/cgroup.procs") {
 		if fd, err := unix.Open(procs, unix.O_WRONLY|unix.O_CLOEXEC, 0); err == nil {
