@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
 	"github.com/cleatproject/cleat/test/soak"
@@ -33,6 +34,25 @@ func fill(t *testing.T, path string, size int64) []byte {
 	v := mkfstest.Mount(t, path, mkfs.Ext4)
 	defer v.Unmount(t)
 	return writeFile(t, v.Dir, "data", int(size/8))
+}
+
+// A copy of the mount, as in a mount namespace that another test creates.
+func TestUnmountedVolumeDoesNotChange(t *testing.T) {
+	path := mkfstest.File(t, t.TempDir(), "volume", 64*mib)
+	mkfstest.Make(t, path, mkfs.Ext4)
+	v := mkfstest.Mount(t, path, mkfs.Ext4)
+	other := testkit.Value(unix.OpenTree(unix.AT_FDCWD, v.Dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC))(t)
+	writeFile(t, v.Dir, "data", mib)
+	v.Unmount(t)
+	unmounted := testkit.Value(os.ReadFile(path))(t)
+	run(t, "e2fsck", "-f", "-n", path)
+	testkit.Must(t, unix.Close(other))
+	testkit.Eventually(t, "the device is detached", func() bool {
+		return errors.Is(testkit.Err(loop.Size(t.Context(), v.Device)), loop.ErrGone)
+	})
+	if now := testkit.Value(os.ReadFile(path))(t); !bytes.Equal(now, unmounted) {
+		t.Error("the file system has changed after it was unmounted")
+	}
 }
 
 func truncate(t *testing.T, path string, size int64) {

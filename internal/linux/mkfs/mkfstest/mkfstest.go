@@ -123,9 +123,13 @@ func TryMount(t testing.TB, path string, fs mkfs.Type, options ...string) (Volum
 	return v, nil
 }
 
-// Unmount unmounts a volume and detaches its loop device. It is idempotent.
+// Unmount unmounts a volume and detaches its loop device. It is idempotent. The
+// file system is complete then, and the kernel does not write to it any more,
+// even if a process that another test started at this time has a copy of the
+// mount in its mount namespace: it is read-only first, where the kernel allows it.
 func (v Volume) Unmount(t testing.TB) {
 	t.Helper()
+	_ = Remount(context.Background(), v.Dir, true) // such as unmounted, or damaged by the test
 	if err := mount.Unmount(context.Background(), v.Dir); err != nil {
 		t.Errorf("unmount: %v", err)
 	}
