@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/test/testkit"
 )
@@ -27,29 +29,42 @@ exit $?`
 // A pod has a cgroup namespace of its own, and systemd mounts cgroup2 with
 // nsdelegate: processes cannot be moved across the border of such a namespace.
 func TestCallLeavesItsCgroupNamespace(t *testing.T) {
-	delegate(t)
-	root := cgroup2(t).Target
-	pod := testkit.Value(os.MkdirTemp(root, "cleat-test-pod"))(t)
-	t.Cleanup(func() { testkit.EventuallyNil(t, "the end of the pod", func() error { return unix.Rmdir(pod) }) })
 	dir := t.TempDir()
-	w := work{DriverLock: filepath.Join(dir, "driver"), Object: filepath.Join(dir, "object"), FIFO: filepath.Join(dir, "fifo")}
-	testkit.Must(t, os.WriteFile(w.DriverLock, nil, 0o600), os.WriteFile(w.Object, nil, 0o600), unix.Mkfifo(w.FIFO, 0o600))
-	self := testkit.Value(os.Executable())(t)
-	machine := w.command(t, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", host, pod, self)
+	fifo := filepath.Join(dir, "fifo")
+	testkit.Must(t, unix.Mkfifo(fifo, 0o600))
+	w := work{FIFO: fifo}
+	w.inPod(t, func() error { return testkit.Err(running(w.Object)) })
+}
+
+// A check of a file system is not ended with the pod.
+func TestCheckLeavesItsCgroupNamespace(t *testing.T) {
+	dir := t.TempDir()
+	begun, fifo, image := filepath.Join(dir, "begun"), filepath.Join(dir, "fifo"), mkfstest.File(t, dir, "image", fsSize)
+	testkit.Must(t, unix.Mkfifo(fifo, 0o600))
+	mkfstest.Make(t, image, mkfs.Ext4)
+	testkit.Must(t, os.Truncate(image, 2*fsSize))
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, "e2fsck"), fmt.Appendf(nil, "#!/bin/sh\n>%s; exec cat %s", begun, fifo), 0o700))
+	w := work{Image: image, Tools: dir}
+	w.inPod(t, func() error { return testkit.Err(os.Stat(begun)) })
+}
+
+// inPod does the work in a pod. Once begun is nil, it must leave the pod's cgroup.
+func (w *work) inPod(t *testing.T, begun func() error) {
+	t.Helper()
+	delegate(t)
+	pod := testkit.Value(os.MkdirTemp(cgroup2(t).Target, "cleat-test-pod"))(t)
+	t.Cleanup(func() { testkit.EventuallyNil(t, "the end of the pod", func() error { return unix.Rmdir(pod) }) })
+	w.createLocks(t)
+	machine := w.command(t, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", host, pod, testkit.Value(os.Executable())(t))
 	testkit.Must(t, machine.Start())
 	t.Cleanup(func() {
 		testkit.Must(t, machine.Process.Kill())
 		_ = machine.Wait() // killed
 	})
-	testkit.EventuallyNil(t, "only the driver is in the pod's cgroup", func() error {
-		pid, err := running(w.Object)
-		if err != nil {
-			return err
-		}
-		call := testkit.Value(os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid)))(t)
+	testkit.EventuallyNil(t, "the driver is alone in the pod's cgroup", func() error {
 		inPod := testkit.Value(os.ReadFile(filepath.Join(pod, "cgroup.procs")))(t)
-		if !slices.Contains(strings.Split(string(call), "\n"), "0::/") || strings.Count(string(inPod), "\n") != 1 {
-			return fmt.Errorf("the call is in the cgroups %q, processes %q in that of the pod", call, inPod)
+		if err := begun(); err != nil || strings.Count(string(inPod), "\n") != 1 {
+			return fmt.Errorf("the pod has the processes %q, begun: %v", inPod, err)
 		}
 		return nil
 	})

@@ -2,12 +2,14 @@ package kernelcall_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -26,6 +28,8 @@ import (
 
 const (
 	mib = mkfstest.MiB
+	// fsSize is enough for ext4, and a third of the disk.
+	fsSize = 16 * mib
 	// workerEnv has the work of a process that stands for the driver.
 	workerEnv = "CLEAT_TEST_WORK"
 )
@@ -37,29 +41,33 @@ type work struct {
 	Dir                string
 	DriverLock, Object string // files
 	FIFO               string // written instead, if set
+	Tools              string // directory with an e2fsck for Image, which runs instead
 }
 
-// hangs are calls on a disk that does not answer. Its file system is smaller.
+// hangs are calls on a disk that does not answer: all requests, or those that
+// write. Its file system is smaller; without a type it is not mounted.
 var hangs = []struct {
 	name    string
 	syscall int
+	disk    disk.Fault
 	fs      mkfs.Type
+	prepare func(t *testing.T, medium string)
 	busy    bool // another process waits for the disk before
 	do      func(ctx context.Context, w work) error
 }{
-	{"direct read", unix.SYS_READ, mkfs.XFS, false, func(ctx context.Context, w work) error {
+	{name: "direct read", syscall: unix.SYS_READ, disk: all, fs: mkfs.XFS, do: func(ctx context.Context, w work) error {
 		return testkit.Err(kernelcall.ReadDirect(ctx, w.Device.Path, 4096))
 	}},
-	{"growth of XFS", unix.SYS_IOCTL, mkfs.XFS, false, func(ctx context.Context, w work) error {
+	{name: "growth of XFS", syscall: unix.SYS_IOCTL, disk: all, fs: mkfs.XFS, do: func(ctx context.Context, w work) error {
 		return testkit.Err(growfs.Grow(ctx, w.Dir, mkfs.XFS))
 	}},
-	{"growth of btrfs", unix.SYS_IOCTL, mkfs.Btrfs, false, func(ctx context.Context, w work) error {
+	{name: "growth of btrfs", syscall: unix.SYS_IOCTL, disk: all, fs: mkfs.Btrfs, do: func(ctx context.Context, w work) error {
 		return testkit.Err(growfs.Grow(ctx, w.Dir, mkfs.Btrfs))
 	}},
-	{"trim", unix.SYS_IOCTL, mkfs.Ext4, false, func(ctx context.Context, w work) error {
+	{name: "trim", syscall: unix.SYS_IOCTL, disk: all, fs: mkfs.Ext4, do: func(ctx context.Context, w work) error {
 		return testkit.Err(fstrim.Trim(ctx, w.Dir))
 	}},
-	{"attach of a loop device", unix.SYS_IOCTL, mkfs.Ext4, false, func(ctx context.Context, w work) error {
+	{name: "attach of a loop device", syscall: unix.SYS_IOCTL, disk: all, do: func(ctx context.Context, w work) error {
 		f, err := os.OpenFile(w.Image, os.O_RDWR, 0)
 		if err != nil {
 			return err
@@ -68,12 +76,46 @@ var hangs = []struct {
 		_, _, err = loop.Attach(ctx, loop.Config{File: f, AutoClear: true})
 		return err
 	}},
-	{"change of auto-clear", unix.SYS_IOCTL, mkfs.Ext4, true, func(ctx context.Context, w work) error {
+	{name: "change of auto-clear", syscall: unix.SYS_IOCTL, disk: all, busy: true, do: func(ctx context.Context, w work) error {
 		return loop.SetAutoClear(ctx, w.Device, !w.Device.AutoClear)
 	}},
-	{"change of discards", unix.SYS_WRITE, mkfs.Ext4, true, func(ctx context.Context, w work) error {
+	{name: "change of discards", syscall: unix.SYS_WRITE, disk: all, busy: true, do: func(ctx context.Context, w work) error {
 		return loop.SetDiscard(ctx, w.Device, false)
 	}},
+	{name: "format", syscall: unix.SYS_FSYNC, disk: writes, do: func(ctx context.Context, w work) error { return w.format(ctx) }},
+	{name: "format after an interrupted one", syscall: unix.SYS_FALLOCATE, disk: writes, prepare: formatMarker, do: func(ctx context.Context, w work) error { return w.format(ctx) }},
+	{name: "undo of a growth", syscall: unix.SYS_FSYNC, disk: writes, prepare: growthMarker, do: func(ctx context.Context, w work) error {
+		return mkfs.CheckAndGrow(ctx, mkfs.GrowRequest{Device: w.Device.Path, Scratch: w.Object + ".scratch"})
+	}},
+}
+
+var (
+	writes = disk.Fault{Writes: true, Flushes: true}
+	all    = disk.Fault{Reads: true, Writes: true, Flushes: true}
+)
+
+const uuid = "0f0e0d0c-0b0a-4908-8706-050403020100"
+
+func (w work) format(ctx context.Context) error {
+	return mkfs.Format(ctx, mkfs.FormatRequest{Device: w.Device.Path, Type: mkfs.Ext4, UUID: uuid, Scratch: w.Object + ".scratch"})
+}
+
+// formatMarker is what a killed Format left.
+func formatMarker(t *testing.T, medium string) {
+	testkit.Must(t, os.WriteFile(medium, append([]byte("cleat: mkfs is not complete, UUID "+uuid+"\n"), make([]byte, 4096)...), 0o600))
+}
+
+// growthMarker is what a killed CheckAndGrow left before it changed the file
+// system: a log with the superblock and the first page.
+func growthMarker(t *testing.T, medium string) {
+	mkfstest.Make(t, medium, mkfs.Ext4)
+	f := testkit.Open(os.OpenFile(medium, os.O_RDWR, 0))(t)
+	page := make([]byte, 4096)
+	testkit.Value(f.ReadAt(page, 0))(t)
+	log := slices.Concat(page[1024:2048], make([]byte, 8), page)
+	testkit.Value(f.WriteAt(log, fsSize))(t)
+	marker := fmt.Sprintf("cleat: an interrupted growth of ext4 is undone from the log of %d bytes at byte %d, SHA-256 %x\n", len(log), fsSize, sha256.Sum256(log))
+	testkit.Value(f.WriteAt([]byte(marker), 0))(t)
 }
 
 // run holds the lock of a driver, as of its state, and that of an object.
@@ -90,7 +132,10 @@ func (w work) run() error {
 		return err
 	}
 	ctx := kernelcall.Holding(context.Background(), w.Object, object)
-	if w.FIFO != "" {
+	switch {
+	case w.Tools != "":
+		return mkfs.Tools{Path: w.Tools + ":" + mkfs.DefaultPath}.CheckAndGrow(ctx, mkfs.GrowRequest{Device: w.Image, Scratch: w.Object + ".scratch"})
+	case w.FIFO != "":
 		return kernelcall.Write(ctx, w.FIFO, "x", kernelcall.Key{})
 	}
 	return hangs[w.Hang].do(ctx, w)
@@ -101,8 +146,8 @@ func (w work) run() error {
 func TestKilledDuringACall(t *testing.T) {
 	for i, h := range hangs {
 		t.Run(h.name, func(t *testing.T) {
-			w, stall := newWork(t, i, h.fs)
-			release := stall()
+			w, stall := newWork(t, i)
+			release := stall(h.disk)
 			t.Cleanup(release)
 			if h.busy {
 				readInFlight(t, w.Device)
@@ -124,6 +169,13 @@ func TestKilledDuringACall(t *testing.T) {
 	}
 }
 
+func (w *work) createLocks(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	w.DriverLock, w.Object = filepath.Join(dir, "driver"), filepath.Join(dir, "object")
+	testkit.Must(t, os.WriteFile(w.DriverLock, nil, 0o600), os.WriteFile(w.Object, nil, 0o600))
+}
+
 // command starts the worker, itself or with a program that does.
 func (w work) command(t *testing.T, program string, args ...string) *exec.Cmd {
 	t.Helper()
@@ -133,21 +185,29 @@ func (w work) command(t *testing.T, program string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// newWork mounts a file system on a disk that stall makes hang.
-func newWork(t *testing.T, hang int, fs mkfs.Type) (w work, stall func() (release func())) {
+// newWork attaches a disk, and mounts its file system.
+func newWork(t *testing.T, hang int) (w work, stall func(disk.Fault) (release func())) {
 	t.Helper()
-	const size, fsSize = 400 * mib, 300 * mib
 	dir := t.TempDir()
-	medium := mkfstest.File(t, dir, "medium", fsSize)
-	mkfstest.Make(t, medium, fs)
+	fs, size := hangs[hang].fs, int64(3*fsSize)
+	medium := mkfstest.File(t, dir, "medium", max(fsSize, mkfs.MinSize(fs)))
+	if fs != "" {
+		mkfstest.Make(t, medium, fs)
+		size = max(size, mkfs.MinSize(fs)+100*mib)
+	}
+	if prepare := hangs[hang].prepare; prepare != nil {
+		prepare(t, medium)
+	}
 	testkit.Must(t, os.Truncate(medium, size))
 	d := testkit.Open(disk.Open(disk.Spec{Path: medium, Size: size}))(t)
-	image := fusefile.Serve(t, d)
-	var v mkfstest.Volume
-	t.Cleanup(func() { testkit.Must(t, loop.Detach(context.Background(), v.Device)) }) // without auto-clear
-	v = mkfstest.Mount(t, image, fs)
-	w = work{Hang: hang, Image: image, Device: v.Device, Dir: v.Dir, DriverLock: filepath.Join(dir, "driver"), Object: filepath.Join(dir, "object")}
-	testkit.Must(t, os.WriteFile(w.DriverLock, nil, 0o600), os.WriteFile(w.Object, nil, 0o600))
+	w = work{Hang: hang, Image: fusefile.Serve(t, d)}
+	w.createLocks(t)
+	if fs != "" {
+		v := mkfstest.Mount(t, w.Image, fs)
+		w.Device, w.Dir = v.Device, v.Dir
+	} else {
+		w.Device = mkfstest.Attach(t, w.Image).Device
+	}
 	return w, d.Stall
 }
 

@@ -22,6 +22,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"unsafe"
 
@@ -94,6 +95,12 @@ func Sync(ctx context.Context, f *os.File) error {
 	return pathError("fsync", f.Name(), err)
 }
 
+// Fallocate calls fallocate(2).
+func Fallocate(ctx context.Context, f *os.File, mode uint32, offset, size int64) error {
+	_, err := run(ctx, call{Operation: "fallocate", Flags: uintptr(mode), Offset: offset, Size: size}, f)
+	return pathError("fallocate", f.Name(), err)
+}
+
 // Write makes one write(2) to a file, such as one of sysfs.
 func Write(ctx context.Context, path, text string, key Key) error {
 	_, err := run(ctx, call{Operation: "write", Path: path, Data: text, Key: key})
@@ -118,8 +125,15 @@ func Ioctl[T any](ctx context.Context, f *os.File, request uintptr, arg *T, file
 // ReadDirect reads the start of a file with O_DIRECT, up to size bytes. size is a
 // multiple of the file's block size.
 func ReadDirect(ctx context.Context, path string, size int) ([]byte, error) {
-	r, err := run(ctx, call{Operation: "read", Path: path, Size: size})
+	r, err := run(ctx, call{Operation: "read", Path: path, Size: int64(size)})
 	return r.Answer, pathError("read", path, err)
+}
+
+// LeaveCgroups moves another process of this PID namespace out of the cgroups of
+// a pod, as each call's own process, where that is possible.
+func LeaveCgroups(ctx context.Context, pid int) error {
+	_, err := run(ctx, call{Operation: "leave cgroups", Data: strconv.Itoa(pid)})
+	return err
 }
 
 func pathError(op, path string, err error) error {
@@ -177,7 +191,7 @@ type call struct {
 	Flags        uintptr
 	Key          Key
 	Memory       []byte // of an ioctl's argument
-	Size         int
+	Offset, Size int64
 }
 
 type result struct {
@@ -233,7 +247,7 @@ func run(ctx context.Context, c call, files ...*os.File) (r result, err error) {
 }
 
 func serve(stdin io.Reader, stdout io.Writer) (exitCode int) {
-	leaveCgroups()
+	leaveCgroups("0")
 	var c call
 	if err := json.NewDecoder(stdin).Decode(&c); err != nil {
 		return 1
@@ -244,10 +258,10 @@ func serve(stdin io.Reader, stdout io.Writer) (exitCode int) {
 	return 0
 }
 
-// leaveCgroups moves this process to the root of each hierarchy of the host. A
-// pod ends when its cgroups are removed, which a waiting process prevents.
+// leaveCgroups moves a process (0: this one) to the root of each hierarchy of the
+// host. A pod ends when its cgroups are removed, which a waiting process prevents.
 // Without rights, or outside the host's PID namespace, the process stays.
-func leaveCgroups() {
+func leaveCgroups(process string) {
 	const init = "/proc/1" // of the host
 	// With the mount option nsdelegate, a process moves only within its cgroup
 	// namespace: join the host's, as a container runtime makes one for a pod.
@@ -259,7 +273,7 @@ func leaveCgroups() {
 	hierarchies, _ := filepath.Glob(root + "/*/cgroup.procs")
 	for _, procs := range append(hierarchies, root+"/cgroup.procs") {
 		if fd, err := unix.Open(procs, unix.O_WRONLY|unix.O_CLOEXEC, 0); err == nil {
-			_, _ = unix.Write(fd, []byte("0"))
+			_, _ = unix.Write(fd, []byte(process))
 			_ = unix.Close(fd)
 		}
 	}
@@ -288,8 +302,12 @@ func (c call) execute() (r result) {
 		err = unix.FsconfigCreate(inheritedFile)
 	case "fsync":
 		err = unix.Fsync(inheritedFile)
+	case "fallocate":
+		err = unix.Fallocate(inheritedFile, uint32(c.Flags), c.Offset, c.Size)
 	case "syncfs":
 		err = c.with(unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, unix.Syncfs)
+	case "leave cgroups":
+		leaveCgroups(c.Data)
 	case "write":
 		err = c.with(unix.O_WRONLY, c.write)
 	case "request":
@@ -307,7 +325,7 @@ func (c call) execute() (r result) {
 		err, r.Value, r.Answer = errno, int(value), c.Memory
 	case "read":
 		err = c.with(unix.O_RDONLY|unix.O_DIRECT, func(fd int) (err error) {
-			r.Answer, err = readAligned(fd, c.Size)
+			r.Answer, err = readAligned(fd, int(c.Size))
 			return err
 		})
 	default:

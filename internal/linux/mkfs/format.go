@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 )
 
 // formatMarker is at the start of a device while Format writes to it. The UUID
@@ -72,7 +73,7 @@ func (t Tools) Format(ctx context.Context, r FormatRequest) error {
 	defer os.Remove(r.Scratch)
 	defer image.Close()
 	crashpoint.Hit("stage.formatting/made")
-	if err := writeSynced(dev, r.marker()); err != nil {
+	if err := writeSynced(ctx, dev, r.marker()); err != nil {
 		return err
 	}
 	crashpoint.Hit("stage.formatting/marked")
@@ -84,7 +85,7 @@ func (t Tools) Format(ctx context.Context, r FormatRequest) error {
 	if _, err := image.ReadAt(head, 0); err != nil {
 		return fmt.Errorf("read %s: %w", image.Name(), err)
 	}
-	if err := writeSynced(dev, head); err != nil {
+	if err := writeSynced(ctx, dev, head); err != nil {
 		return err
 	}
 	crashpoint.Hit("stage.formatting/complete")
@@ -132,9 +133,9 @@ func zero(ctx context.Context, dev *os.File, from, to int64) error {
 			return err
 		}
 		length := min(piece, to-from)
-		err := unix.Fallocate(int(dev.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, length)
+		err := kernelcall.Fallocate(ctx, dev, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, length)
 		if errors.Is(err, unix.EOPNOTSUPP) {
-			err = unix.Fallocate(int(dev.Fd()), unix.FALLOC_FL_ZERO_RANGE|unix.FALLOC_FL_KEEP_SIZE, from, length)
+			err = kernelcall.Fallocate(ctx, dev, unix.FALLOC_FL_ZERO_RANGE|unix.FALLOC_FL_KEEP_SIZE, from, length)
 		}
 		if err != nil {
 			return fmt.Errorf("zero %s at byte %d: %w", dev.Name(), from, err)
@@ -173,16 +174,16 @@ func copyData(ctx context.Context, dev, image *os.File, size int64) error {
 		}
 		at = end
 	}
-	if err := dev.Sync(); err != nil {
+	if err := kernelcall.Sync(ctx, dev); err != nil {
 		return fmt.Errorf("flush %s: %w", dev.Name(), err)
 	}
 	return nil
 }
 
-func writeSynced(dev *os.File, head []byte) error {
+func writeSynced(ctx context.Context, dev *os.File, head []byte) error {
 	_, err := dev.WriteAt(head, 0)
 	if err == nil {
-		err = dev.Sync()
+		err = kernelcall.Sync(ctx, dev)
 	}
 	if err != nil {
 		return fmt.Errorf("write the first block of %s: %w", dev.Name(), err)

@@ -83,14 +83,14 @@ func (t Tools) CheckAndGrow(ctx context.Context, r GrowRequest) error {
 // undoOrCheck undoes an interrupted growth. If that is not possible, the file
 // system must pass a check as it is.
 func (t Tools) undoOrCheck(ctx context.Context, f *os.File) error {
-	err := undoGrowth(f)
+	err := undoGrowth(growTarget{f, ctx})
 	if !errors.Is(err, errLogUnusable) {
 		return err
 	}
 	if checkErr := t.checkExt4(ctx, f, false); checkErr != nil {
 		return fmt.Errorf("%w; %w", err, checkErr)
 	}
-	return writeBoot(f, make([]byte, extSuperOffset))
+	return writeBoot(growTarget{f, ctx}, make([]byte, extSuperOffset))
 }
 
 // IsLockedByTool reports whether a check that CheckAndGrow began still runs.
@@ -161,8 +161,8 @@ func (t Tools) growExt4(ctx context.Context, f *os.File, s extSuper, size int64,
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrNotGrown, err)
 	}
-	if err := g.apply(f); err != nil {
-		if undoErr := undoGrowth(f); undoErr != nil {
+	if err := g.apply(growTarget{f, ctx}); err != nil {
+		if undoErr := undoGrowth(growTarget{f, ctx}); undoErr != nil {
 			return errors.Join(err, undoErr)
 		}
 		return fmt.Errorf("%w: %w", ErrNotGrown, err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 )
 
 // A growth writes new blocks behind the old end of the file system, where
@@ -43,6 +44,14 @@ type growDevice interface {
 	io.WriterAt
 	Sync() error
 }
+
+// growTarget is a device whose flushes can wait for storage.
+type growTarget struct {
+	*os.File
+	ctx context.Context // of the call
+}
+
+func (d growTarget) Sync() error { return kernelcall.Sync(d.ctx, d.File) }
 
 // growth is what changes on a device. Offsets are multiples of growPage.
 type growth struct {
@@ -161,7 +170,7 @@ var errLogUnusable = errors.New("the log of an interrupted growth does not fit t
 //
 // It reads the device, not the page cache, in which the pages of a failed write
 // or undo are not marked as changed.
-func undoGrowth(dev *os.File) error {
+func undoGrowth(dev growTarget) error {
 	if err := unix.Fadvise(int(dev.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
 		return fmt.Errorf("drop the cached pages of %s: %w", dev.Name(), err)
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 )
 
 // DefaultPath is the default search path for tools.
@@ -128,8 +129,9 @@ func finished(tool string, err error, output string) (result, error) {
 	return res, nil
 }
 
-// leave runs a tool that continues when the context ends. Its output goes to
-// memory that it shares: a pipe without a reader would kill it.
+// leave runs a tool that continues when the context ends, or the pod of this
+// process. Its output goes to memory that it shares: a pipe without a reader
+// would kill it.
 func leave(ctx context.Context, cmd *exec.Cmd, tool string) (result, error) {
 	fd, err := unix.MemfdCreate(tool, unix.MFD_CLOEXEC)
 	if err != nil {
@@ -143,6 +145,9 @@ func leave(ctx context.Context, cmd *exec.Cmd, tool string) (result, error) {
 	}
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
+	if err := kernelcall.LeaveCgroups(ctx, cmd.Process.Pid); err != nil {
+		return result{}, errs.Errorf(errs.Busy, "%s continues (process %d), but could not leave the pod: %w", tool, cmd.Process.Pid, err)
+	}
 	select {
 	case <-ctx.Done():
 		return result{}, errs.Errorf(errs.Busy, "%s has not ended within the time of the call and continues (process %d); try again: %v", tool, cmd.Process.Pid, ctx.Err())

@@ -83,15 +83,16 @@ type Disk struct {
 	medium *medium
 	dir    string // of the socket
 
-	stall sync.RWMutex // held for reading by Do, and by Stall until its release
-	power sync.Mutex   // held by PowerOn and Close
-	mu    sync.Mutex   // guards the fields below; acquired after power
+	power sync.Mutex // held by PowerOn and Close
+	mu    sync.Mutex // guards the fields below; acquired after power
 
 	cache        *cache
 	session      *session // the current or last one
 	survival     Survival
 	trigger      *armedTrigger
 	faults       []*Fault
+	stalled      Fault
+	released     chan struct{} // closed when the stall ends
 	stats        Stats
 	powerLossErr error // of the session's power loss
 	closed       bool
@@ -128,11 +129,15 @@ func (d *Disk) Size() int64 { return d.spec.Size }
 // Do carries out a request of this process, without the socket. Without power
 // it fails.
 func (d *Disk) Do(r nbd.Request) nbd.Answer {
-	d.stall.RLock()
-	defer d.stall.RUnlock()
 	d.mu.Lock()
-	s := d.session
+	s, released := d.session, (chan struct{})(nil)
+	if d.stalled.matches(r) {
+		released = d.released
+	}
 	d.mu.Unlock()
+	if released != nil {
+		<-released
+	}
 	r.Mark = s.Mark()
 	a := s.Do(r)
 	if s.off() {
@@ -141,10 +146,18 @@ func (d *Disk) Do(r nbd.Request) nbd.Answer {
 	return a
 }
 
-// Stall makes requests of Do wait until release, as a disk that does not answer.
-func (d *Disk) Stall() (release func()) {
-	d.stall.Lock()
-	return sync.OnceFunc(d.stall.Unlock)
+// Stall makes matching requests of Do wait until release, as a disk that does
+// not answer.
+func (d *Disk) Stall(f Fault) (release func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stalled, d.released = f, make(chan struct{})
+	return sync.OnceFunc(func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.stalled = Fault{}
+		close(d.released)
+	})
 }
 
 // LosePower powers the disk off immediately. Later requests change nothing and are
