@@ -82,6 +82,7 @@ func (e *spdkEngine) open(ctx context.Context, d *csiServer) error {
 	}
 	engine, err := spdk.New(spdk.Config{
 		Targets: targets, Retired: retired, Database: db, Ledger: d.ledger, Logger: d.Logger,
+		Owner:   d.driverName + " " + e.nvme.cluster,
 		HostNQN: func(node string) string { return nodeHostNQN(e.nvme.cluster, node) },
 	})
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/ledger"
 	rpc "github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/volume"
@@ -40,7 +41,17 @@ func (e *Engine) adopt(ctx context.Context, r *record) error {
 	if err != nil {
 		return err
 	}
-	if r.Hosts, r.Evicting, err = t.presentHosts(ctx, r.nqn()); err != nil {
+	s, err := t.Client.Subsystem(ctx, r.nqn())
+	switch {
+	case err == nil && e.isOfOther(s):
+		return errs.Errorf(errs.Precondition, "volume %s is exported by another release with the owner %s, and this one is %s; if no other release has it, delete subsystem %s at target %s",
+			r.id(), s.Serial, e.serial(), s.NQN, t.Name)
+	case err == nil:
+		r.Hosts, r.Evicting, err = t.presentHosts(ctx, s)
+	case errors.Is(err, rpc.NotFound): // not exported
+		err = nil
+	}
+	if err != nil {
 		return t.explain(err, "read the hosts of volume %s", r.id())
 	}
 	r.Adopted = true
@@ -53,20 +64,13 @@ func (e *Engine) adopt(ctx context.Context, r *record) error {
 
 // presentHosts returns the hosts that are admitted by name, or connected where
 // every host is admitted, with their addresses.
-func (t *target) presentHosts(ctx context.Context, nqn string) (hosts map[string][]netip.Addr, anyHost bool, err error) {
-	s, err := t.Client.Subsystem(ctx, nqn)
-	if errors.Is(err, rpc.NotFound) {
-		return nil, false, nil
-	}
-	if err != nil {
-		return nil, false, err
-	}
+func (t *target) presentHosts(ctx context.Context, s rpc.Subsystem) (hosts map[string][]netip.Addr, anyHost bool, err error) {
 	hosts = map[string][]netip.Addr{}
 	for _, h := range s.Hosts {
 		hosts[h.NQN] = nil
 	}
 	if s.AllowAnyHost {
-		sessions, err := t.Client.SubsystemControllers(ctx, nqn)
+		sessions, err := t.Client.SubsystemControllers(ctx, s.NQN)
 		if err != nil {
 			return nil, false, err
 		}
@@ -74,7 +78,7 @@ func (t *target) presentHosts(ctx context.Context, nqn string) (hosts map[string
 			hosts[c.HostNQN] = nil
 		}
 	}
-	pairs, err := t.Client.QueuePairs(ctx, nqn)
+	pairs, err := t.Client.QueuePairs(ctx, s.NQN)
 	if err != nil {
 		return nil, false, err
 	}

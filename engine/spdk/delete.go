@@ -89,8 +89,7 @@ func (e *Engine) finishDelete(ctx context.Context, r record) error {
 		if err := e.deleteLvol(ctx, t, r.Store, r.StoreName, alias(r.StoreName, lvolName(r.Name))); err != nil {
 			return t.explain(err, "remove the lvol of an interrupted creation of volume %s", errs.Quote(r.Name))
 		}
-		e.reap(ctx, t, alias(r.StoreName, r.source()))
-		return e.drop(ctx, r)
+		return e.dropDeleted(ctx, t, r)
 	}
 	if err := t.Client.DeleteSubsystem(ctx, r.nqn()); err != nil && !errors.Is(err, rpc.NotFound) {
 		if _, there := t.Client.Subsystem(ctx, r.nqn()); !errors.Is(there, rpc.NotFound) {
@@ -102,7 +101,35 @@ func (e *Engine) finishDelete(ctx context.Context, r record) error {
 		return t.explain(err, "delete volume %s", r.id())
 	}
 	crashpoint.Hit("delete.deleted")
+	return e.dropDeleted(ctx, t, r)
+}
+
+// dropDeleted removes the record of a volume whose lvol is deleted. The snapshot
+// from which the volume was cloned is recorded as deleted if SPDK cannot remove it
+// yet: without a record that names it nothing removes it.
+func (e *Engine) dropDeleted(ctx context.Context, t *target, r record) error {
+	if r.FromVolume == "" {
+		return e.drop(ctx, r)
+	}
+	name := alias(r.StoreName, r.source())
+	e.reap(ctx, t, name)
+	bdev, err := t.Client.LoadedBdev(ctx, name)
+	if errors.Is(err, rpc.NotFound) {
+		return e.drop(ctx, r)
+	}
+	if err != nil {
+		return t.explain(err, "read the snapshot of volume %s", errs.Quote(r.Name))
+	}
+	left := snapRecord{Name: r.source(), Target: r.Target, Store: r.Store, StoreName: r.StoreName, UUID: bdev.UUID}
+	if err := e.putDeleted(ctx, left); err != nil {
+		return err
+	}
 	return e.drop(ctx, r)
+}
+
+// putDeleted records that a snapshot is deleted, but still has clones.
+func (e *Engine) putDeleted(ctx context.Context, r snapRecord) error {
+	return e.config.Database.Update(ctx, func(tx *store.Tx) error { return deleted().Put(tx, formatID(r.Target, r.UUID), r) })
 }
 
 // deleteLvol deletes an lvol, and the deleted snapshots that only it needed.
@@ -131,8 +158,9 @@ func (e *Engine) deleteLvol(ctx context.Context, t *target, store, storeName, na
 	return nil
 }
 
-// reap removes a snapshot that belongs to nothing any more, if SPDK allows, and
-// then those below. After an error Run sweeps the stores again.
+// reap removes a snapshot that belongs to nothing any more, if a record says so
+// and SPDK allows, and then those below. After an error Run sweeps the stores
+// again.
 func (e *Engine) reap(ctx context.Context, t *target, bdevName string) {
 	for {
 		bdev, err := t.Client.Bdev(ctx, bdevName)
@@ -141,8 +169,11 @@ func (e *Engine) reap(ctx context.Context, t *target, bdevName string) {
 		}
 		store, name, _ := strings.Cut(bdev.Aliases[0], "/")
 		gone, err := e.isDeleted(ctx, t, bdev.UUID)
-		if err == nil && !gone && !isSource(name) {
-			return
+		if err == nil && !gone {
+			var unused bool
+			if unused, err = e.isUnusedSource(ctx, t, bdev, name); err == nil && !unused {
+				return
+			}
 		}
 		if err == nil {
 			err = t.Client.DeleteLvol(ctx, bdev.UUID)
@@ -160,6 +191,18 @@ func (e *Engine) reap(ctx context.Context, t *target, bdevName string) {
 		}
 		bdevName = alias(store, bdev.Driver.Lvol.BaseSnapshot)
 	}
+}
+
+// isUnusedSource reports whether a snapshot was taken for a copy, whose record says
+// that it is complete, or being deleted.
+func (e *Engine) isUnusedSource(ctx context.Context, t *target, bdev rpc.Bdev, name string) (bool, error) {
+	if !isSource(name) {
+		return false, nil
+	}
+	all, err := e.records(ctx)
+	return slices.ContainsFunc(all, func(r record) bool {
+		return r.Target == t.Name && r.Store == bdev.Driver.Lvol.StoreUUID && r.source() == name && (r.UUID != "" || r.Deleting)
+	}), err
 }
 
 // isDeleted reports whether a deleted snapshot has the lvol.
@@ -193,14 +236,8 @@ func (e *Engine) sweep(ctx context.Context, t *target) error {
 		if err != nil {
 			return t.explain(err, "list the lvols of store %s", p.store.Name)
 		}
-		all, err := e.records(ctx) // later: a new creation is recorded before its snapshot
-		if err != nil {
+		if err := e.sweepSnapshots(ctx, p, lvols, gone); err != nil {
 			return err
-		}
-		for _, l := range lvols {
-			if l.Snapshot && !slices.ContainsFunc(all, func(r record) bool { return r.UUID == "" && r.source() == l.Name }) {
-				e.reap(ctx, t, l.UUID)
-			}
 		}
 		for _, r := range gone {
 			if r.Store == p.store.UUID && !slices.ContainsFunc(lvols, func(l rpc.Lvol) bool { return l.UUID == r.UUID }) {
@@ -209,6 +246,36 @@ func (e *Engine) sweep(ctx context.Context, t *target) error {
 				}
 			}
 		}
+	}
+	return nil
+}
+
+// sweepSnapshots removes the deleted snapshots of a store, and those taken for
+// copies. It reports copies' snapshots that no record names.
+func (e *Engine) sweepSnapshots(ctx context.Context, p place, lvols []rpc.Lvol, gone []snapRecord) error {
+	all, err := e.records(ctx) // after the lvols: a new creation is recorded before its snapshot
+	if err != nil {
+		return err
+	}
+	named := map[string]bool{}
+	for _, r := range all {
+		if r.FromVolume != "" {
+			named[r.source()] = true
+		}
+	}
+	var unknown []string
+	for _, l := range lvols {
+		isGone := slices.ContainsFunc(gone, func(r snapRecord) bool { return r.Target == p.target.Name && r.UUID == l.UUID })
+		switch {
+		case !l.Snapshot:
+		case isGone || named[l.Name]:
+			e.reap(ctx, p.target, l.UUID)
+		case isSource(l.Name):
+			unknown = append(unknown, l.Name)
+		}
+	}
+	if len(unknown) > 0 {
+		e.config.Logger.Warn("an lvol store has snapshots of copies that no record has, and they are left alone", "target", p.target.Name, "store", p.store.Name, "lvols", unknown)
 	}
 	return nil
 }

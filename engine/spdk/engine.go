@@ -40,6 +40,9 @@ type Config struct {
 	Database store.Database
 	// Ledger, in the same database, has the clients that are admitted.
 	Ledger *ledger.Ledger
+	// Owner identifies this release at targets that others use as well. It is the
+	// same after a loss of the database.
+	Owner string
 	// HostNQN returns the host NQN of a node.
 	HostNQN func(node string) string
 	// Interval of comparing the exports with the records; zero is 5 s.
@@ -78,7 +81,7 @@ type target struct {
 
 	mu      sync.Mutex
 	failure error    // why the exports could not be compared
-	foreign []string // subsystems with names of volumes that no record has
+	foreign []string // subsystems with names of volumes that neither a record nor another release has
 }
 
 // New returns an engine. The targets need not answer.

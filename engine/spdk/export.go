@@ -67,15 +67,18 @@ func (e *Engine) enforce(ctx context.Context, r record) error {
 	}
 	for range maxRounds {
 		err := x.apply(ctx, desired)
+		unchanged, found, failure := x.readAgain(ctx)
+		if failure == nil && !found {
+			return x.withdraw(ctx)
+		}
 		if errs.KindOf(err) == errs.NotFound { // the volume exists, so a caller must not take it for deleted
 			err = errs.Errorf(errs.Unavailable, "the export has vanished meanwhile, perhaps with a restart of the target; repeat the call: %w", err)
 		}
 		if err != nil {
 			return t.explain(err, "export volume %s", r.id())
 		}
-		unchanged, err := x.readAgain(ctx)
-		if err != nil {
-			return err
+		if failure != nil {
+			return failure
 		}
 		now, err := e.hosts(ctx, x.record)
 		if err != nil {
@@ -175,15 +178,24 @@ func (x *export) apply(ctx context.Context, desired []string) error {
 }
 
 // readAgain reads the record of the volume, which has the hosts of before the
-// adoption.
-func (x *export) readAgain(ctx context.Context) (unchanged bool, err error) {
+// adoption. It is not found if another controller has deleted the volume.
+func (x *export) readAgain(ctx context.Context) (unchanged, found bool, err error) {
 	now, found, err := x.engine.recordNamed(ctx, x.record.Name)
 	if err != nil || !found || now.id() != x.record.id() {
-		return true, err // deleted, or not recorded yet
+		return false, false, err
 	}
 	unchanged, err = isEqual(now, x.record)
 	x.record = now
-	return unchanged, err
+	return unchanged, true, err
+}
+
+// withdraw removes the subsystem of a volume that another controller has deleted
+// meanwhile: later, no record names it. It returns NotFound.
+func (x *export) withdraw(ctx context.Context) error {
+	if err := x.target.Client.DeleteSubsystem(ctx, x.record.nqn()); err != nil && !errors.Is(err, rpc.NotFound) {
+		return x.target.explain(err, "delete the export of the deleted volume %s", x.record.id())
+	}
+	return noVolume(x.record.id())
 }
 
 // note records what is left to do, before it can be forgotten, and after it is
@@ -230,7 +242,7 @@ func (x *export) subsystem(ctx context.Context) (rpc.Subsystem, error) {
 	if !errors.Is(err, rpc.NotFound) {
 		return s, err
 	}
-	failure := x.target.Client.CreateSubsystem(ctx, rpc.SubsystemCreate{NQN: nqn, Serial: serialNumber, Model: x.record.UUID, MaxNamespaces: 1})
+	failure := x.target.Client.CreateSubsystem(ctx, rpc.SubsystemCreate{NQN: nqn, Serial: x.engine.serial(), Model: x.record.UUID, MaxNamespaces: 1})
 	crashpoint.Hit("export.subsystem")
 	if s, err = x.target.Client.Subsystem(ctx, nqn); err != nil && failure != nil {
 		err = failure

@@ -208,8 +208,9 @@ func (e *Engine) recordPeers(ctx context.Context, t *target, set *netipx.IPSet) 
 	if len(set.Prefixes()) == 0 {
 		return nil
 	}
-	if err := e.adoptAll(ctx, t); err != nil {
-		return err
+	unowned := e.adoptAll(ctx, t)
+	if unowned != nil && errs.KindOf(unowned) != errs.Precondition {
+		return unowned
 	}
 	all, err := e.records(ctx)
 	if err != nil {
@@ -253,12 +254,13 @@ func (e *Engine) recordPeers(ctx context.Context, t *target, set *netipx.IPSet) 
 			return err
 		}
 	}
-	return few(unread)
+	return few(append(unread, unowned))
 }
 
 // adoptAll adopts the volumes that a target exports without a record, as after
 // the loss of the records: their clients are unknown, and can come back from a
-// fenced address.
+// fenced address. Volumes of another release are left alone. Precondition: of a
+// volume it is not known which release has it.
 func (e *Engine) adoptAll(ctx context.Context, t *target) error {
 	seen, err := t.subsystems(ctx)
 	if err != nil {
@@ -271,20 +273,26 @@ func (e *Engine) adoptAll(ctx context.Context, t *target) error {
 	for _, r := range all {
 		delete(seen, r.nqn())
 	}
-	for nqn, s := range seen {
+	var failed []error
+	for _, nqn := range slices.Sorted(maps.Keys(seen)) {
+		s := seen[nqn]
 		uuid, ours := strings.CutPrefix(nqn, nqnPrefix)
-		if !ours || len(s.Namespaces) == 0 {
+		if !ours || len(s.Namespaces) == 0 || e.isOfOther(s) {
 			continue
 		}
 		if err := e.noteCompared(ctx, t, false); err != nil { // until it is compared
 			return err
+		}
+		if !e.isAdoptable(s) {
+			failed = append(failed, errs.Errorf(errs.Precondition, "target %s exports %s, which no record has and which does not name its release; delete this subsystem: the release that has the volume exports it again", t.Name, nqn))
+			continue
 		}
 		err := e.locked(ctx, volumeID(t.Name, uuid), func(record) error { return nil })
 		if err != nil && errs.KindOf(err) != errs.NotFound {
 			return err
 		}
 	}
-	return nil
+	return few(failed)
 }
 
 // maxLearnt addresses of a client are its present ones.

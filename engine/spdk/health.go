@@ -69,7 +69,7 @@ func (e *Engine) StorageHealth(ctx context.Context) ([]volume.Condition, error) 
 			found[reasonNotExported] = append(found[reasonNotExported], failure.Error())
 		}
 		if len(foreign) > 0 {
-			found[reasonForeign] = append(found[reasonForeign], fmt.Sprintf("target %s exports %d volumes that no record has, such as %s", t.Name, len(foreign), foreign[0]))
+			found[reasonForeign] = append(found[reasonForeign], fmt.Sprintf("target %s has %d exports of volumes that no record has, such as %s", t.Name, len(foreign), foreign[0]))
 		}
 	}
 	var all []volume.Condition

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
+	rpc "github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -75,11 +76,27 @@ func hash(name string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// Names of spdk-csi.
-const (
-	nqnPrefix    = "nqn.2020-04.io.spdk.csi:uuid:"
-	serialNumber = "spdkcsi-sn"
-)
+// nqnPrefix is that of spdk-csi.
+const nqnPrefix = "nqn.2020-04.io.spdk.csi:uuid:"
+
+// ownedSerial starts the serial numbers of subsystems, which name the release
+// that has the volume. Those of spdk-csi, and of cleat before that, are all
+// "spdkcsi-sn".
+const ownedSerial = "cleat-"
+
+// serial returns the serial number of this release's subsystems; SPDK accepts 20
+// bytes.
+func (e *Engine) serial() string { return ownedSerial + hash(e.config.Owner)[:12] }
+
+// isOfOther reports whether another release has created a subsystem.
+func (e *Engine) isOfOther(s rpc.Subsystem) bool {
+	return strings.HasPrefix(s.Serial, ownedSerial) && s.Serial != e.serial()
+}
+
+// isAdoptable reports whether a fence can adopt the volume of a subsystem that no
+// record has: the subsystem is of this release, or of spdk-csi, which admits every
+// host. Another one can be of any release of cleat.
+func (e *Engine) isAdoptable(s rpc.Subsystem) bool { return s.Serial == e.serial() || s.AllowAnyHost }
 
 func nqnOf(uuid string) string { return nqnPrefix + uuid }
 

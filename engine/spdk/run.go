@@ -119,7 +119,7 @@ func (e *Engine) compareEach(ctx context.Context, t *target) (failed map[volume.
 		})
 	}
 	_ = volumes.Wait() // its errors are in failed
-	return failed, e.unknown(ctx, t, seen, owned)
+	return failed, e.noteUnknown(ctx, t, seen, owned)
 }
 
 func (e *Engine) repair(ctx context.Context, id volume.ID) error {
@@ -205,30 +205,26 @@ func (e *Engine) learn(ctx context.Context, t *target, r record, admitted []ledg
 	})
 }
 
-// unknown notes the subsystems with the names of volumes that no record has.
-// Those without an lvol are removed: an interrupted deletion left them. Others can
-// be in use.
-func (e *Engine) unknown(ctx context.Context, t *target, seen map[string]rpc.Subsystem, owned map[string]bool) error {
+// noteUnknown notes the subsystems with the names of volumes that no record has,
+// and that are not of another release. They are left alone, also without an lvol:
+// the records do not say to whom they belong.
+func (e *Engine) noteUnknown(ctx context.Context, t *target, seen map[string]rpc.Subsystem, owned map[string]bool) error {
 	var foreign []string
-	var failed error
+	known := true
 	for _, nqn := range slices.Sorted(maps.Keys(seen)) {
-		switch {
-		case !strings.HasPrefix(nqn, nqnPrefix) || owned[nqn]:
-		case len(seen[nqn].Namespaces) > 0:
+		s := seen[nqn]
+		if strings.HasPrefix(nqn, nqnPrefix) && !owned[nqn] && !e.isOfOther(s) {
 			foreign = append(foreign, nqn)
-		default:
-			if err := t.Client.DeleteSubsystem(ctx, nqn); err != nil && !errors.Is(err, rpc.NotFound) {
-				failed = errors.Join(failed, t.explain(err, "delete the empty subsystem %s", nqn))
-			}
+			known = known && len(s.Namespaces) == 0
 		}
 	}
 	t.mu.Lock()
 	if len(foreign) > 0 && !slices.Equal(foreign, t.foreign) {
-		e.config.Logger.Warn("a target exports volumes that no record has, and they are left alone", "target", t.Name, "subsystems", foreign)
+		e.config.Logger.Warn("a target has exports of volumes that no record has, and they are left alone", "target", t.Name, "subsystems", foreign)
 	}
 	t.foreign = foreign
 	t.mu.Unlock()
-	return errors.Join(failed, e.noteCompared(ctx, t, len(foreign) == 0))
+	return e.noteCompared(ctx, t, known)
 }
 
 // noteCompared records whether all exports of a target have records.
