@@ -1,6 +1,9 @@
 package spdktest
 
-import "context"
+import (
+	"context"
+	"slices"
+)
 
 type version struct {
 	Version string        `json:"version"`
@@ -25,7 +28,7 @@ func frameworkMethods() map[string]method {
 		})},
 		"framework_start_init":  {run: startInit, when: startup, bad: none("'framework_start_init'")},
 		"framework_wait_init":   {run: waitInit, when: always, bad: none("framework_wait_init")},
-		"bdev_wait_for_examine": {run: done, bad: none("bdev_wait_for_examine")},
+		"bdev_wait_for_examine": {run: waitExamine, bad: none("bdev_wait_for_examine")},
 		"bdev_set_options": {run: done, when: startup, takes: needs(map[string]kind{
 			"bdev_io_pool_size": number, "bdev_io_cache_size": number, "bdev_auto_examine": flag,
 			"iobuf_small_cache_size": number, "iobuf_large_cache_size": number,
@@ -54,6 +57,15 @@ func getMethods(p *Process, _ context.Context, a args) (any, *Error) {
 
 func startInit(p *Process, _ context.Context, _ args) (any, *Error) {
 	p.initialised = true
+	return true, nil
+}
+
+func waitExamine(p *Process, ctx context.Context, _ args) (any, *Error) {
+	for slices.ContainsFunc(p.lvstores, func(s *lvstore) bool { return s.loading }) {
+		if !p.network.wait(ctx, forEver) {
+			break
+		}
+	}
 	return true, nil
 }
 

@@ -14,6 +14,7 @@ type lvol struct {
 	snapshot bool
 	readOnly bool
 	sealed   bool  // read-only when the store is opened again
+	lost     bool  // not opened with the store
 	parent   *lvol // snapshot that it is a clone of
 }
 
@@ -109,6 +110,9 @@ func lvols(p *Process, _ context.Context, a args) (any, *Error) {
 	all := []map[string]any{}
 	for _, s := range shown {
 		for _, l := range s.lvols {
+			if p.bdev(l.uuid) == nil {
+				continue
+			}
 			all = append(all, map[string]any{
 				"alias": s.name + "/" + l.name, "uuid": l.uuid, "name": l.name, "is_thin_provisioned": l.thin,
 				"is_snapshot": l.snapshot, "is_clone": l.parent != nil, "is_esnap_clone": false, "is_degraded": false,
@@ -197,6 +201,9 @@ func resize(p *Process, _ context.Context, a args) (any, *Error) {
 // deleteLvol merges a snapshot into its only clone.
 func deleteLvol(p *Process, _ context.Context, a args) (any, *Error) {
 	l := p.lvol(a.text("name"))
+	if l == nil && p.isLoading(a.text("name")) {
+		return nil, errno(ePERM)
+	}
 	if l == nil {
 		return nil, errno(eNODEV)
 	}

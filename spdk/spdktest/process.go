@@ -94,6 +94,8 @@ type Process struct {
 	faults []*pendingFault
 	calls  []Call
 	counts map[string]int
+	// loading: HoldExamine is in effect.
+	loading bool
 	state
 }
 

@@ -15,6 +15,7 @@ type lvstore struct {
 	taken      uint64 // clusters, by Fill
 	blockSize  uint32
 	lvols      []*lvol
+	loading    bool // the lvols have no bdevs yet
 }
 
 // metadata is the number of clusters at the start of a store: a superblock,
@@ -90,9 +91,65 @@ func (p *Process) openStore(s *lvstore, b *bdev) {
 	b.claims++
 	b.shared = true
 	p.lvstores = append(p.lvstores, s)
-	for _, l := range s.lvols {
-		p.offer(l)
+	if s.loading = p.loading; !s.loading {
+		p.offerAll(s)
 	}
+}
+
+// offerAll shows the lvols of a store, except those that are lost.
+func (p *Process) offerAll(s *lvstore) {
+	for _, l := range s.lvols {
+		if !l.lost {
+			p.offer(l)
+		}
+	}
+}
+
+// HoldExamine keeps the process, also after restarts, from opening the lvols of
+// a store that a bdev brings back, until ReleaseExamine. Meanwhile the store is
+// listed, its lvols do not exist, bdev_lvol_delete answers "Operation not
+// permitted", and bdev_wait_for_examine waits, like in the measured process.
+func (p *Process) HoldExamine() {
+	p.network.mu.Lock()
+	defer p.network.mu.Unlock()
+	p.loading = true
+}
+
+// ReleaseExamine opens the lvols.
+func (p *Process) ReleaseExamine() {
+	p.network.change(func() {
+		p.loading = false
+		for _, s := range p.lvstores {
+			if s.loading {
+				s.loading = false
+				p.offerAll(s)
+			}
+		}
+	})
+}
+
+// Lose keeps an lvol, which the next restarts do not open, as after "Snapshot
+// fail" in SPDK's log. It returns false if the lvol does not exist.
+func (p *Process) Lose(name string) bool {
+	p.network.mu.Lock()
+	defer p.network.mu.Unlock()
+	l := p.lvol(name)
+	if l != nil {
+		l.lost = true
+	}
+	return l != nil
+}
+
+// isLoading reports whether an lvol of this uuid or alias will be opened.
+func (p *Process) isLoading(name string) bool {
+	for _, s := range p.lvstores {
+		for _, l := range s.lvols {
+			if s.loading && (l.uuid == name || s.name+"/"+l.name == name) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // examine opens the store that a file contains.
