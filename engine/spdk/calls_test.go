@@ -47,10 +47,7 @@ func requestsPerCall() map[string][]string {
 	}
 	// An interrupted revocation can have left sessions of a host without a grant.
 	const others = "nvmf_subsystem_get_controllers"
-	// The last read is of the temporary snapshot that a clone of a volume leaves.
-	copied := func(requests ...string) []string {
-		return slices.Concat(find, requests, []string{"bdev_lvol_clone", "bdev_get_bdevs", "bdev_get_bdevs"}, export)
-	}
+	copied := func(clone ...string) []string { return slices.Concat(find, clone, export) }
 	return map[string][]string{
 		"create":          slices.Concat(find, []string{"bdev_lvol_create", "bdev_get_bdevs"}, export),
 		"create again":    nil,
@@ -63,11 +60,11 @@ func requestsPerCall() map[string][]string {
 		"health":          {"bdev_get_bdevs"},
 		"capacity":        {"bdev_lvol_get_lvstores"},
 		"snapshot":        {"bdev_get_bdevs", "bdev_lvol_snapshot", "bdev_get_bdevs"},
-		"restore":         copied(),
+		"restore":         copied("bdev_lvol_clone", "bdev_get_bdevs"),
 		"delete snapshot": {"bdev_get_bdevs", "bdev_get_bdevs", "bdev_lvol_delete"},
-		"clone":           copied("bdev_lvol_snapshot"),
+		"clone":           copied("bdev_lvol_snapshot", "bdev_lvol_clone", "bdev_get_bdevs", "bdev_get_bdevs"), // at last the snapshot
 		"unpublish":       {"nvmf_get_subsystems", "nvmf_subsystem_remove_host", "nvmf_subsystem_get_controllers", others},
-		"delete":          {"nvmf_subsystem_get_controllers", "nvmf_delete_subsystem", "bdev_get_bdevs", "bdev_lvol_delete"},
+		"delete":          {"nvmf_subsystem_get_controllers", "bdev_get_bdevs", "nvmf_delete_subsystem", "bdev_get_bdevs", "bdev_lvol_delete"},
 		// One list of all subsystems instead of a request per volume.
 		"comparison": {"nvmf_get_subsystems" + ofAll},
 	}

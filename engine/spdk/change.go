@@ -30,7 +30,7 @@ func (e *Engine) expand(ctx context.Context, r record, size volume.SizeRange) (v
 	}
 	bdev, err := t.Client.Bdev(ctx, r.UUID) // an interrupted call can have grown it
 	if err != nil {
-		return volume.Volume{}, t.explain(e.lost(ctx, t, r, err), "read volume %s", r.id())
+		return volume.Volume{}, t.explain(e.missing(ctx, t, r, err), "read volume %s", r.id())
 	}
 	if size.Limit != 0 && bdev.Size() > size.Limit {
 		return volume.Volume{}, errs.Errorf(errs.OutOfRange, "volume %s has %d bytes; the request is for %s, and volumes cannot shrink", r.id(), bdev.Size(), size)
@@ -55,7 +55,7 @@ func (e *Engine) expand(ctx context.Context, r record, size volume.SizeRange) (v
 func (e *Engine) grow(ctx context.Context, t *target, r record, size volume.SizeRange, from int64) (bdev rpc.Bdev, err error) {
 	p := place{target: t}
 	if p.store, err = t.Client.LvolStore(ctx, r.Store); err != nil {
-		return bdev, t.explain(e.lost(ctx, t, r, err), "read lvol store %s", r.StoreName)
+		return bdev, t.explain(e.missing(ctx, t, r, err), "read lvol store %s", r.StoreName)
 	}
 	want, err := size.Choose(from, from, p.granule())
 	if err != nil {
@@ -68,10 +68,10 @@ func (e *Engine) grow(ctx context.Context, t *target, r record, size volume.Size
 		if errs.KindOf(err) == errs.Exhausted {
 			return bdev, errs.Errorf(errs.OutOfRange, "volume %s cannot have %d bytes: it is thick, and %s has %d bytes free: %w", r.id(), want, p, p.store.Free(), err)
 		}
-		return bdev, t.explain(err, "grow volume %s", r.id())
+		return bdev, t.explain(e.missing(ctx, t, r, err), "grow volume %s", r.id())
 	}
 	bdev, err = t.Client.Bdev(ctx, r.UUID)
-	return bdev, t.explain(err, "read volume %s", r.id())
+	return bdev, t.explain(e.missing(ctx, t, r, err), "read volume %s", r.id())
 }
 
 // Modify implements volume.Modifier. The change is recorded first: a repeat, or
@@ -102,7 +102,7 @@ func (e *Engine) Modify(ctx context.Context, id volume.ID, parameters map[string
 		}
 		t, err := e.target(r.Target)
 		if err == nil {
-			err = t.explain(t.Client.SetQoS(ctx, r.UUID, qosOf(changed.Attributes)), "limit volume %s", id)
+			err = t.explain(e.missing(ctx, t, r, t.Client.SetQoS(ctx, r.UUID, qosOf(changed.Attributes))), "limit volume %s", id)
 		}
 		out = e.volume(changed)
 		return err

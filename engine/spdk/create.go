@@ -202,7 +202,7 @@ func (b *build) finish(ctx context.Context, r record) (volume.Volume, error) {
 	}
 	bdev, err := b.lvol(ctx, t, r)
 	if err != nil {
-		if kind := errs.KindOf(err); kind == errs.Exhausted || kind == errs.NotFound || kind == errs.Invalid {
+		if kind := errs.KindOf(err); kind == errs.Exhausted || kind == errs.Invalid || errors.Is(err, errLost) {
 			return volume.Volume{}, b.abandon(ctx, r, err) // a repeat can choose another place
 		}
 		return volume.Volume{}, incomplete(r, err)
@@ -214,7 +214,7 @@ func (b *build) finish(ctx context.Context, r record) (volume.Volume, error) {
 		return volume.Volume{}, incomplete(r, err)
 	}
 	crashpoint.Hit("create.completed")
-	if b.from != nil {
+	if r.FromVolume != "" {
 		b.reap(ctx, t, alias(r.StoreName, r.source()))
 	}
 	if err := b.enforce(ctx, done); err != nil {
@@ -242,7 +242,7 @@ func (b *build) lvol(ctx context.Context, t *target, r record) (rpc.Bdev, error)
 	bdev, err := t.Client.Bdev(ctx, name)
 	if errors.Is(err, rpc.NotFound) {
 		if err := b.make(ctx, t, r); err != nil && !errors.Is(err, rpc.Exists) {
-			return rpc.Bdev{}, t.explain(b.lost(ctx, t, r, err), "create volume %s in lvol store %s", errs.Quote(r.Name), r.StoreName)
+			return rpc.Bdev{}, t.explain(b.explainMake(ctx, t, r, err), "create volume %s in lvol store %s", errs.Quote(r.Name), r.StoreName)
 		}
 		bdev, err = t.Client.Bdev(ctx, name)
 	}
@@ -251,6 +251,9 @@ func (b *build) lvol(ctx context.Context, t *target, r record) (rpc.Bdev, error)
 		if err = t.Client.ResizeLvol(ctx, bdev.UUID, r.Size/mib); err == nil {
 			bdev, err = t.Client.Bdev(ctx, name)
 		}
+	}
+	if errors.Is(err, rpc.NotFound) {
+		err = errs.Errorf(errs.Unavailable, "the lvol has vanished, perhaps with a restart of the target: %v", err)
 	}
 	return bdev, t.explain(err, "read volume %s in lvol store %s", errs.Quote(r.Name), r.StoreName)
 }
@@ -277,16 +280,24 @@ func (b *build) make(ctx context.Context, t *target, r record) error {
 	return err
 }
 
-// lost returns Unavailable instead of NotFound if the whole store is missing, as
-// when the target has restarted without its bdev.
-func (e *Engine) lost(ctx context.Context, t *target, r record, err error) error {
+// explainMake explains NotFound of make. Unavailable: the target does not have the
+// store or the source now, or was loading them. It has errLost if the source is
+// lost: no repeat can complete the creation.
+func (b *build) explainMake(ctx context.Context, t *target, r record, err error) error {
 	if !errors.Is(err, rpc.NotFound) {
 		return err
 	}
-	if _, missing := t.Client.LvolStore(ctx, r.Store); missing != nil {
-		return errs.Errorf(errs.Unavailable, "target %s does not have lvol store %s (%s) now; check that its configuration has the bdev of the store: %v", t.Name, r.StoreName, r.Store, missing)
+	if b.from != nil {
+		switch _, now := b.shown(ctx, t, r.Store, r.StoreName, b.from.uuid); {
+		case errors.Is(now, rpc.NotFound):
+			return lostError(t, "the source of the new volume,", b.from.Description+",", b.from.uuid, r.StoreName)
+		case now != nil:
+			return now
+		}
+	} else if missing := t.hasStore(ctx, r.Store, r.StoreName); missing != nil {
+		return missing
 	}
-	return err
+	return errs.Errorf(errs.Unavailable, "target %s was loading its lvols: %v", t.Name, err)
 }
 
 // discard removes an interrupted creation, whose volume no call has returned.

@@ -19,6 +19,9 @@ func (e *Engine) Delete(ctx context.Context, id volume.ID) error {
 		if err := e.unused(ctx, r); err != nil {
 			return err
 		}
+		if err := e.isPresent(ctx, r); err != nil {
+			return err
+		}
 		marked := r
 		marked.Deleting = true
 		if err := e.put(ctx, &r, marked); err != nil {
@@ -50,6 +53,24 @@ func (e *Engine) continueDelete(ctx context.Context, id volume.ID) error {
 		}
 	}
 	return nil
+}
+
+// isPresent returns an error with errLost for a volume whose lvol is lost, unless
+// the configuration forgets it.
+func (e *Engine) isPresent(ctx context.Context, r record) error {
+	if e.isRetired(r.Target) {
+		return nil
+	}
+	t, err := e.target(r.Target)
+	if err != nil {
+		return err
+	}
+	_, err = e.shown(ctx, t, r.Store, r.StoreName, r.UUID)
+	if errors.Is(err, rpc.NotFound) && t.isForgotten(r.UUID) {
+		t.unswept.Store(true) // the condition ends
+		return nil
+	}
+	return t.explain(e.missing(ctx, t, r, err), "delete volume %s", r.id())
 }
 
 // unused returns Precondition for a volume that a client is connected to.
@@ -113,7 +134,7 @@ func (e *Engine) dropDeleted(ctx context.Context, t *target, r record) error {
 	}
 	name := alias(r.StoreName, r.source())
 	e.reap(ctx, t, name)
-	bdev, err := t.Client.LoadedBdev(ctx, name)
+	bdev, err := e.shown(ctx, t, r.Store, r.StoreName, name)
 	if errors.Is(err, rpc.NotFound) {
 		return e.drop(ctx, r)
 	}
@@ -135,16 +156,14 @@ func (e *Engine) putDeleted(ctx context.Context, r snapRecord) error {
 // deleteLvol deletes an lvol, and the deleted snapshots that only it needed.
 // Unavailable: the whole store is missing.
 func (e *Engine) deleteLvol(ctx context.Context, t *target, store, storeName, name string) error {
-	bdev, err := t.Client.Bdev(ctx, name)
-	if errors.Is(err, rpc.NotFound) {
-		if err = e.lost(ctx, t, record{Store: store, StoreName: storeName}, err); errors.Is(err, rpc.NotFound) {
-			bdev, err = t.Client.LoadedBdev(ctx, name)
-		}
-	}
+	bdev, err := e.shown(ctx, t, store, storeName, name)
 	if err == nil {
 		if err = t.Client.DeleteLvol(ctx, bdev.UUID); err != nil {
 			t.unswept.Store(true) // if it is deleted, a repeat does not find its snapshot
 		}
+	}
+	if errors.Is(err, rpc.Denied) {
+		return errs.Errorf(errs.Unavailable, "the target does not delete an lvol that it is loading, or that has several clones; repeat the call: %w", err)
 	}
 	if errors.Is(err, rpc.NotFound) {
 		return nil
@@ -163,7 +182,10 @@ func (e *Engine) deleteLvol(ctx context.Context, t *target, store, storeName, na
 // again.
 func (e *Engine) reap(ctx context.Context, t *target, bdevName string) {
 	for {
-		bdev, err := t.Client.Bdev(ctx, bdevName)
+		bdev, err := t.Client.LoadedBdev(ctx, bdevName)
+		if err != nil && !errors.Is(err, rpc.NotFound) {
+			t.unswept.Store(true)
+		}
 		if err != nil || bdev.Driver.Lvol == nil || len(bdev.Driver.Lvol.Clones) > 1 || len(bdev.Aliases) == 0 {
 			return
 		}
@@ -224,9 +246,17 @@ func (e *Engine) sweep(ctx context.Context, t *target) error {
 		return t.explain(err, "wait for the lvol stores")
 	}
 	places, err := e.stores(ctx, settings{target: t.Name})
+	if err == nil {
+		err = e.missingStores(ctx, settings{target: t.Name})
+	}
 	if err != nil {
 		return err
 	}
+	before, err := e.objects(ctx, t)
+	if err != nil {
+		return err
+	}
+	listed := map[string]bool{}
 	gone, err := e.deletedSnapshots(ctx) // first: the lvol of a later one would not be listed
 	if err != nil {
 		return err
@@ -235,6 +265,9 @@ func (e *Engine) sweep(ctx context.Context, t *target) error {
 		lvols, err := t.Client.Lvols(ctx, p.store.UUID)
 		if err != nil {
 			return t.explain(err, "list the lvols of store %s", p.store.Name)
+		}
+		for _, l := range lvols {
+			listed[l.UUID] = true
 		}
 		if err := e.sweepSnapshots(ctx, p, lvols, gone); err != nil {
 			return err
@@ -247,7 +280,7 @@ func (e *Engine) sweep(ctx context.Context, t *target) error {
 			}
 		}
 	}
-	return nil
+	return e.noteLost(ctx, t, before, listed)
 }
 
 // sweepSnapshots removes the deleted snapshots of a store, and those taken for

@@ -26,6 +26,9 @@ type Target struct {
 	Transport string           // tcp or rdma
 	Addresses []netip.AddrPort // of the exports
 	Stores    []string         // names of lvol stores for new volumes; empty: all
+	// Forget has the UUIDs of lvols that are lost for good: what they belonged to can
+	// be deleted.
+	Forget []string
 	// Topology has the segments of the nodes that reach the target; empty: all.
 	Topology map[string]string
 }
@@ -80,6 +83,7 @@ type target struct {
 	unswept atomic.Bool // interrupted calls can have left lvols
 
 	mu      sync.Mutex
+	lost    []string // objects whose lvols the target does not have any more
 	failure error    // why the exports could not be compared
 	foreign []string // subsystems with names of volumes that neither a record nor another release has
 }

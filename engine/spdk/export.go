@@ -40,7 +40,7 @@ func (e *Engine) correct(ctx context.Context, id volume.ID, revokes bool, loses 
 		}
 		return e.enforce(ctx, r)
 	})
-	if errs.KindOf(err) == errs.NotFound {
+	if errs.KindOf(err) == errs.NotFound || revokes && errors.Is(err, errLost) { // not exported any more
 		return nil
 	}
 	return err
@@ -70,6 +70,11 @@ func (e *Engine) enforce(ctx context.Context, r record) error {
 		unchanged, found, failure := x.readAgain(ctx)
 		if failure == nil && !found {
 			return x.withdraw(ctx)
+		}
+		if errors.Is(err, errLost) { // no host needs it, and one that is on the list could get the lvol back
+			if withdrawn := x.deleteSubsystem(ctx); withdrawn != nil {
+				return withdrawn
+			}
 		}
 		if errs.KindOf(err) == errs.NotFound { // the volume exists, so a caller must not take it for deleted
 			err = errs.Errorf(errs.Unavailable, "the export has vanished meanwhile, perhaps with a restart of the target; repeat the call: %w", err)
@@ -192,10 +197,18 @@ func (x *export) readAgain(ctx context.Context) (unchanged, found bool, err erro
 // withdraw removes the subsystem of a volume that another controller has deleted
 // meanwhile: later, no record names it. It returns NotFound.
 func (x *export) withdraw(ctx context.Context) error {
-	if err := x.target.Client.DeleteSubsystem(ctx, x.record.nqn()); err != nil && !errors.Is(err, rpc.NotFound) {
-		return x.target.explain(err, "delete the export of the deleted volume %s", x.record.id())
+	if err := x.deleteSubsystem(ctx); err != nil {
+		return err
 	}
 	return noVolume(x.record.id())
+}
+
+func (x *export) deleteSubsystem(ctx context.Context) error {
+	err := x.target.Client.DeleteSubsystem(ctx, x.record.nqn())
+	if errors.Is(err, rpc.NotFound) {
+		return nil
+	}
+	return x.target.explain(err, "delete the export of volume %s", x.record.id())
 }
 
 // note records what is left to do, before it can be forgotten, and after it is
@@ -274,7 +287,7 @@ func (x *export) namespace(ctx context.Context, s rpc.Subsystem) (added bool, er
 		return true, nil
 	}
 	if _, missing := x.target.Client.Bdev(ctx, uuid); errors.Is(missing, rpc.NotFound) {
-		return false, errs.Errorf(errs.Unavailable, "lvol %s is missing; check that the target's configuration has the bdev of lvol store %s", uuid, x.record.StoreName)
+		return false, x.engine.missing(ctx, x.target, x.record, missing)
 	}
 	return false, failure
 }

@@ -171,7 +171,9 @@ func (e *Engine) hasUnseenClient(ctx context.Context, t *target) (bool, error) {
 func (e *Engine) compareSome(ctx context.Context, t *target, ids []volume.ID) error {
 	failed, err := e.compareEach(ctx, t)
 	for _, id := range ids {
-		err = errors.Join(err, failed[id])
+		if !errors.Is(failed[id], errLost) { // not exported any more
+			err = errors.Join(err, failed[id])
+		}
 	}
 	return err
 }

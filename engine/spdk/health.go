@@ -15,6 +15,7 @@ const (
 	reasonUnreachable = "TargetUnreachable"
 	reasonNotExported = "ExportsIncomplete"
 	reasonMissing     = "LvolMissing"
+	reasonLost        = "LvolLost"
 	reasonFull        = "StoreFull"
 	reasonNearlyFull  = "StoreNearlyFull"
 	reasonForeign     = "UnknownExports"
@@ -34,14 +35,19 @@ func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condi
 	if err != nil {
 		return nil, err
 	}
-	_, err = t.Client.Bdev(ctx, r.UUID)
+	if _, err = t.Client.Bdev(ctx, r.UUID); err == nil {
+		return nil, nil
+	}
+	isMissing := errors.Is(err, rpc.NotFound)
+	err = e.missing(ctx, t, r, err)
 	switch {
-	case errors.Is(err, rpc.NotFound):
-		return []volume.Condition{{Severity: volume.Inaccessible, Reason: reasonMissing, Message: fmt.Sprintf("target %s does not have lvol %s", t.Name, r.UUID)}}, nil
-	case err != nil:
+	case errors.Is(err, errLost):
+		return volumeLost(err.Error()), nil
+	case isMissing:
+		return []volume.Condition{{Severity: volume.Inaccessible, Reason: reasonMissing, Message: fmt.Sprintf("target %s does not show lvol %s yet: %v", t.Name, r.UUID, err)}}, nil
+	default:
 		return []volume.Condition{{Severity: volume.Inaccessible, Reason: reasonUnreachable, Message: t.explain(err, "read the volume").Error()}}, nil
 	}
-	return nil, nil
 }
 
 // StorageHealth implements volume.Health. The storage is inaccessible when no
@@ -64,7 +70,10 @@ func (e *Engine) StorageHealth(ctx context.Context) ([]volume.Condition, error) 
 				found[reasonNearlyFull] = append(found[reasonNearlyFull], fmt.Sprintf("%s has %d of %d bytes free", p, s.Free(), s.Size()))
 			}
 		}
-		foreign, failure := t.state()
+		lost, foreign, failure := t.state()
+		if len(lost) > 0 {
+			found[reasonLost] = append(found[reasonLost], lostCondition(t, lost))
+		}
 		if failure != nil {
 			found[reasonNotExported] = append(found[reasonNotExported], failure.Error())
 		}
@@ -73,7 +82,7 @@ func (e *Engine) StorageHealth(ctx context.Context) ([]volume.Condition, error) 
 		}
 	}
 	var all []volume.Condition
-	for _, reason := range []string{reasonUnreachable, reasonFull, reasonNearlyFull, reasonNotExported, reasonForeign} {
+	for _, reason := range []string{reasonUnreachable, reasonLost, reasonFull, reasonNearlyFull, reasonNotExported, reasonForeign} {
 		if texts := found[reason]; len(texts) > 0 {
 			c := volume.Condition{Severity: volume.Degraded, Reason: reason, Message: strings.Join(texts, "; ")}
 			if reason == reasonUnreachable && silent == len(e.order) {
@@ -85,8 +94,8 @@ func (e *Engine) StorageHealth(ctx context.Context) ([]volume.Condition, error) 
 	return all, nil
 }
 
-func (t *target) state() (foreign []string, failure error) {
+func (t *target) state() (lost, foreign []string, failure error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.foreign, t.failure
+	return t.lost, t.foreign, t.failure
 }

@@ -95,6 +95,11 @@ func (b *build) places(ctx context.Context) ([]place, error) {
 		return all, nil
 	case unreachable != nil:
 		return nil, errs.Errorf(errs.Unavailable, "no target has answered: %w", unreachable)
+	}
+	if missing := b.missingStores(ctx, s); missing != nil {
+		return nil, missing
+	}
+	switch {
 	case s.store != "":
 		return nil, errs.Errorf(errs.Invalid, "%s %s is on no target of this driver", keyStore, errs.Quote(s.store))
 	case b.from != nil:

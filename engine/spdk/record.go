@@ -69,11 +69,13 @@ type snapRecord struct {
 	StoreName string    `json:"storeName"`
 	UUID      string    `json:"uuid,omitempty"` // empty until the snapshot is complete
 	// Discarded: the creation failed, and its lvol is being removed.
-	Discarded bool           `json:"discarded,omitempty"`
-	Size      int64          `json:"size"`
-	Content   volume.Content `json:"content"`
-	FSType    string         `json:"fsType,omitempty"`
-	Created   time.Time      `json:"created"`
+	Discarded bool `json:"discarded,omitempty"`
+	// Removing: a deletion has begun, and its lvol is perhaps deleted.
+	Removing bool           `json:"removing,omitempty"`
+	Size     int64          `json:"size"`
+	Content  volume.Content `json:"content"`
+	FSType   string         `json:"fsType,omitempty"`
+	Created  time.Time      `json:"created"`
 }
 
 func (r snapRecord) snapshot() volume.Snapshot {

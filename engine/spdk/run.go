@@ -38,9 +38,10 @@ func (e *Engine) watch(ctx context.Context, t *target) {
 	defer ticker.Stop()
 	for {
 		err := e.compare(ctx, t)
-		if err == nil && t.unswept.Swap(false) {
-			if err = e.sweep(ctx, t); err != nil {
+		if (err == nil || errors.Is(err, errLost)) && t.unswept.Swap(false) {
+			if swept := e.sweep(ctx, t); swept != nil {
 				t.unswept.Store(true)
+				err = errors.Join(err, swept)
 			}
 		}
 		t.note(ctx, e, err)
@@ -103,6 +104,9 @@ func (e *Engine) compareEach(ctx context.Context, t *target) (failed map[volume.
 			continue
 		}
 		owned[r.nqn()] = true
+		if _, found := seen[r.nqn()]; !found && r.isVolume() {
+			t.unswept.Store(true) // after a restart of the target, which perhaps has lost an lvol
+		}
 		grants := admitted[r.id()]
 		volumes.Go(func() (err error) {
 			if r.isVolume() && t.differs(seen, r, e.hostNQNs(r, grants)) {

@@ -82,8 +82,8 @@ func (e *Engine) takeSnapshot(ctx context.Context, r snapRecord, v record) (volu
 		}
 	}
 	if err != nil {
-		err = t.explain(e.lost(ctx, t, v, err), "snapshot volume %s", r.Source)
-		if kind := errs.KindOf(err); kind == errs.NotFound || kind == errs.Exhausted {
+		err = t.explain(e.missing(ctx, t, v, err), "snapshot volume %s", r.Source)
+		if errors.Is(err, errLost) || errs.KindOf(err) == errs.Exhausted { // no repeat can complete it
 			return volume.Snapshot{}, e.abandonSnapshot(ctx, r, err)
 		}
 		return volume.Snapshot{}, incompleteSnapshot(r, err)
@@ -148,22 +148,51 @@ func (e *Engine) DeleteSnapshot(ctx context.Context, id volume.SnapshotID) error
 	if e.isRetired(r.Target) {
 		return e.dropSnapshot(ctx, r, false)
 	}
+	if r, err = e.findSnapshot(ctx, id); errs.KindOf(err) == errs.NotFound { // deleted meanwhile
+		return nil
+	}
+	if err != nil {
+		return err
+	}
 	t, err := e.target(r.Target)
 	if err != nil {
 		return err
 	}
-	bdev, err := t.Client.Bdev(ctx, r.UUID)
+	bdev, err := e.shown(ctx, t, r.Store, r.StoreName, r.UUID)
+	if errors.Is(err, rpc.NotFound) && !r.Removing && !t.isForgotten(r.UUID) {
+		return lostError(t, "snapshot", string(id), r.UUID, r.StoreName)
+	}
+	if err != nil && !errors.Is(err, rpc.NotFound) {
+		return t.explain(err, "delete snapshot %s", id)
+	}
 	if err == nil && bdev.Driver.Lvol != nil && len(bdev.Driver.Lvol.Clones) > 1 {
 		if err := e.dropSnapshot(ctx, r, true); err != nil {
 			return err
 		}
 		crashpoint.Hit("unsnap.recorded")
 		e.reap(ctx, t, r.UUID) // a clone can have been deleted since
-	} else if err := e.deleteLvol(ctx, t, r.Store, r.StoreName, r.UUID); err != nil {
+	} else if r, err = e.removeSnapshot(ctx, t, r); err != nil {
 		return t.explain(err, "delete snapshot %s", id)
 	}
 	crashpoint.Hit("unsnap.deleted")
 	return e.dropSnapshot(ctx, r, false)
+}
+
+// removeSnapshot deletes the lvol of a snapshot, whose record says so first: that
+// a repeat does not find the lvol is no loss. One of spdk-csi has no record.
+func (e *Engine) removeSnapshot(ctx context.Context, t *target, r snapRecord) (snapRecord, error) {
+	if _, recorded, err := e.snapshotNamed(ctx, r.Name); err != nil {
+		return r, err
+	} else if recorded && !r.Removing {
+		marked := r
+		marked.Removing = true
+		if err := e.putSnapshot(ctx, &r, marked); err != nil {
+			return r, err
+		}
+		r = marked
+	}
+	crashpoint.Hit("unsnap.marked")
+	return r, e.deleteLvol(ctx, t, r.Store, r.StoreName, r.UUID)
 }
 
 // GetSnapshot implements volume.Snapshots.
@@ -197,6 +226,21 @@ func (e *Engine) ListSnapshots(ctx context.Context, query volume.SnapshotQuery) 
 		}
 	}
 	return page, err
+}
+
+// snapshotRecords returns the records of all snapshots.
+func (e *Engine) snapshotRecords(ctx context.Context) (all []snapRecord, err error) {
+	err = e.config.Database.View(ctx, func(tx *store.Tx) error {
+		all = nil
+		for entry, err := range snapshots().Range(tx, "") {
+			if err != nil {
+				return err
+			}
+			all = append(all, entry.Value)
+		}
+		return nil
+	})
+	return all, err
 }
 
 func (e *Engine) snapshotNamed(ctx context.Context, name string) (r snapRecord, found bool, err error) {
@@ -278,12 +322,7 @@ type foreignLvol struct {
 // belongs to something that is deleted. Unavailable: its store is perhaps
 // missing.
 func (e *Engine) foreignLvol(ctx context.Context, t *target, uuid string) (foreignLvol, error) {
-	bdev, err := t.Client.Bdev(ctx, uuid)
-	if errors.Is(err, rpc.NotFound) {
-		if err = t.missesStore(ctx); err == nil {
-			bdev, err = t.Client.LoadedBdev(ctx, uuid)
-		}
-	}
+	bdev, err := t.loaded(ctx, uuid, func() error { return t.missesStore(ctx) })
 	if err != nil && !errors.Is(err, rpc.NotFound) {
 		return foreignLvol{}, t.explain(err, "look for lvol %s", uuid)
 	}

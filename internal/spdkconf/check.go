@@ -24,6 +24,7 @@ const (
 var (
 	targetName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
 	storeName  = regexp.MustCompile(`^[!-.0-~]+$`) // printable ASCII without a slash
+	lvolUUID   = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 	labelKey   = regexp.MustCompile(`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 	labelValue = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 )
@@ -70,6 +71,12 @@ func (e entry) target(at string) (t Target, problems []strictjson.Problem) {
 			fail(fmt.Sprintf("lvolStores[%d]", i), fmt.Errorf("%s is given twice, or is not the name of an lvol store: at most %d printable characters without / and spaces", errs.Quote(s), maxStoreName))
 		}
 		t.Stores = append(t.Stores, s)
+	}
+	for i, s := range e.Forget {
+		if !lvolUUID.MatchString(s) || slices.Contains(t.Forget, s) {
+			fail(fmt.Sprintf("forget[%d]", i), fmt.Errorf("%s is given twice, or is not the UUID of an lvol, such as 0c5b9f0e-8b7a-4d52-9d1e-3a1f2b3c4d5e", errs.Quote(s)))
+		}
+		t.Forget = append(t.Forget, s)
 	}
 	fail("topology", checkTopology(e.Topology))
 	t.Topology = e.Topology

@@ -26,6 +26,7 @@ type entry struct {
 	TargetAddr string            `json:"targetAddr"`
 	Addresses  []string          `json:"addresses"`
 	Stores     []string          `json:"lvolStores"`
+	Forget     []string          `json:"forget"`
 	Topology   map[string]string `json:"topology"`
 	Retired    bool              `json:"retired"`
 }

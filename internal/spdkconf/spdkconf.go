@@ -25,6 +25,7 @@ type Target struct {
 	Transport string // "tcp" or "rdma"
 	Addresses []netip.AddrPort
 	Stores    []string // names of lvol stores; empty: all
+	Forget    []string // UUIDs of lvols that are lost for good
 	Topology  map[string]string
 	Retired   bool // gone for good; only Name matters
 }

@@ -55,6 +55,12 @@ func TestReadYAML(t *testing.T) {
 	}, got)
 }
 
+func TestForget(t *testing.T) {
+	const lost = "0c5b9f0e-8b7a-4d52-9d1e-3a1f2b3c4d5e"
+	got := testkit.Value(Parse([]byte(`{"targets":[{"name":"a","rpcURL":"unix:///s","targetType":"nvme-tcp","targetAddr":"192.0.2.1","forget":["` + lost + `"]}]}`)))(t)
+	compareTargets(t, []Target{{Name: "a", Socket: "/s", Transport: "tcp", Addresses: addresses("192.0.2.1:4420"), Forget: []string{lost}}}, got)
+}
+
 func TestKeysInAnyCase(t *testing.T) {
 	got := testkit.Value(Parse([]byte(`{"Nodes":[{"NAME":"a","rpcUrl":"unix:///s","TargetType":"NVMe-TCP","targetaddr":"[::ffff:192.0.2.1]"}]}`)))(t)
 	compareTargets(t, []Target{{Name: "a", Socket: "/s", Transport: "tcp", Addresses: addresses("192.0.2.1:4420")}}, got)
@@ -115,6 +121,7 @@ func TestParseRefuses(t *testing.T) {
 		"address twice":     {in(with("targetAddr", "", "addresses", `["192.0.2.1", "192.0.2.1:4420"]`)), []string{"addresses[1]", "twice"}},
 		"port 0":            {in(with("targetAddr", "", "addresses", `["192.0.2.1:0"]`)), []string{"addresses[0]", "port 0"}},
 		"store":             {in(with("lvolStores", `["lvs0/x"]`)), []string{"lvolStores[0]", "lvs0/x"}},
+		"forget":            {in(with("forget", `["pvc-1"]`)), []string{"forget[0]", "pvc-1"}},
 		"store twice":       {in(with("lvolStores", `["a", "a"]`)), []string{"lvolStores[1]"}},
 		"topology key":      {in(with("topology", `{"a b": "c"}`)), []string{"topology", "a b"}},
 		"topology value":    {in(with("topology", `{"a": "-"}`)), []string{"topology", `"-"`}},
