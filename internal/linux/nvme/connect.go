@@ -221,6 +221,8 @@ func (c Connection) explain(err error, reason string) error {
 		return errs.Errorf(errs.Unauthenticated, "%s: the target demands DH-HMAC-CHAP; name the key of this host in the volume's dhchapKey (%w)", where, err)
 	case unix.EKEYREJECTED:
 		return errs.Errorf(errs.Unauthenticated, "%s: the target or this host rejects the other's DH-HMAC-CHAP key (%w)", where, err)
+	case unix.ELIBBAD:
+		return errs.Errorf(errs.Unauthenticated, "%s: DH-HMAC-CHAP has failed in this kernel, which lacks the hash or DH group that the target demands; allow another one there, or use a kernel that has it (%w)", where, err)
 	case unix.ECONNREFUSED, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ETIMEDOUT, unix.EAGAIN, unix.ECONNRESET, unix.EPIPE, unix.ENOTCONN:
 		return errs.Errorf(errs.Unavailable, "%s: %w", where, err)
 	case unix.EINVAL:

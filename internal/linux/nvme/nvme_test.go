@@ -95,6 +95,7 @@ func TestExplain(t *testing.T) {
 		{unix.EALREADY, "", errs.Exists, ""},
 		{unix.ENOKEY, "", errs.Unauthenticated, "dhchapKey"},
 		{unix.EKEYREJECTED, "", errs.Unauthenticated, "DH-HMAC-CHAP"},
+		{unix.ELIBBAD, "", errs.Unauthenticated, "DH group"},
 		{unix.EINVAL, "", errs.Precondition, hostID},
 		{unix.ENOMEM, "", errs.Internal, "memory"},
 	} {
