@@ -307,9 +307,15 @@ func (e *Engine) sweepSnapshots(ctx context.Context, p place, lvols []rpc.Lvol, 
 			unknown = append(unknown, l.Name)
 		}
 	}
-	if len(unknown) > 0 {
+	p.target.mu.Lock()
+	defer p.target.mu.Unlock()
+	if len(unknown) > 0 && !slices.Equal(unknown, p.target.sources[p.store.UUID]) {
 		e.config.Logger.Warn("an lvol store has snapshots of copies that no record has, and they are left alone", "target", p.target.Name, "store", p.store.Name, "lvols", unknown)
 	}
+	if p.target.sources == nil {
+		p.target.sources = map[string][]string{}
+	}
+	p.target.sources[p.store.UUID] = unknown
 	return nil
 }
 

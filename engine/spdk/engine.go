@@ -83,9 +83,10 @@ type target struct {
 	unswept atomic.Bool // interrupted calls can have left lvols
 
 	mu      sync.Mutex
-	lost    []string // objects whose lvols the target does not have any more
-	failure error    // why the exports could not be compared
-	foreign []string // subsystems with names of volumes that neither a record nor another release has
+	sources map[string][]string // snapshots for copies that no record has, by store
+	lost    []string            // objects whose lvols the target does not have any more
+	failure error               // why the exports could not be compared
+	foreign []string            // subsystems with names of volumes that neither a record nor another release has
 }
 
 // New returns an engine. The targets need not answer.
