@@ -255,6 +255,11 @@ func (x *export) subsystem(ctx context.Context) (rpc.Subsystem, error) {
 	if !errors.Is(err, rpc.NotFound) {
 		return s, err
 	}
+	if x.target.hasLost(x.record.object()) { // at the last sweep
+		if _, err := x.target.Client.Bdev(ctx, x.record.UUID); err != nil {
+			return rpc.Subsystem{}, x.engine.missing(ctx, x.target, x.record, err)
+		}
+	}
 	failure := x.target.Client.CreateSubsystem(ctx, rpc.SubsystemCreate{NQN: nqn, Serial: x.engine.serial(), Model: x.record.UUID, MaxNamespaces: 1})
 	crashpoint.Hit("export.subsystem")
 	if s, err = x.target.Client.Subsystem(ctx, nqn); err != nil && failure != nil {

@@ -129,6 +129,10 @@ func TestLostLvols(t *testing.T) {
 		return strings.Contains(reasons(testkit.Value(e.StorageHealth(ctx))(t)), reasonLost)
 	})
 	stop()
+	r.targets[0].Forget()
+	if err := e.compare(ctx, e.order[0]); !errors.Is(err, errLost) || r.targets[0].Counts()["nvmf_create_subsystem"] > 0 {
+		t.Errorf("the next comparison: %v; a lost volume was exported %d times", err, r.targets[0].Counts()["nvmf_create_subsystem"])
+	}
 	if got := reasons(testkit.Value(e.VolumeHealth(ctx, v.ID))(t)); got != reasonLost {
 		t.Errorf("conditions of the lost volume: %q", got)
 	}

@@ -128,6 +128,14 @@ type object struct {
 	kind, id, uuid, store, storeName string
 }
 
+func (o object) String() string { return o.kind + " " + o.id }
+
+func (t *target) hasLost(o object) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Contains(t.lost, o.String())
+}
+
 func (r record) object() object {
 	return object{"volume", string(r.id()), r.UUID, r.Store, r.StoreName}
 }
@@ -174,7 +182,7 @@ func (e *Engine) noteLost(ctx context.Context, t *target, before map[string]obje
 		}
 		_, err := e.shown(ctx, t, o.store, o.storeName, uuid)
 		if errors.Is(err, rpc.NotFound) {
-			lost = append(lost, fmt.Sprintf("%s %s", o.kind, o.id))
+			lost = append(lost, o.String())
 		} else if err != nil {
 			return err
 		}

@@ -29,7 +29,7 @@ func (r *rig) otherRelease(c *Config) {
 // neither removes what the other one creates.
 func TestTwoReleases(t *testing.T) {
 	r := newRig(t, "one")
-	often := func(c *Config) { c.Interval = time.Millisecond } // of comparisons
+	often := func(c *Config) { c.Interval = 10 * time.Millisecond } // of comparisons
 	engines := []*Engine{r.engine(often), r.engine(often, r.otherRelease)}
 	for _, e := range engines {
 		r.run(e)

@@ -104,9 +104,6 @@ func (e *Engine) compareEach(ctx context.Context, t *target) (failed map[volume.
 			continue
 		}
 		owned[r.nqn()] = true
-		if _, found := seen[r.nqn()]; !found && r.isVolume() {
-			t.unswept.Store(true) // after a restart of the target, which perhaps has lost an lvol
-		}
 		grants := admitted[r.id()]
 		volumes.Go(func() (err error) {
 			if r.isVolume() && t.differs(seen, r, e.hostNQNs(r, grants)) {
@@ -123,7 +120,20 @@ func (e *Engine) compareEach(ctx context.Context, t *target) (failed map[volume.
 		})
 	}
 	_ = volumes.Wait() // its errors are in failed
+	if hasRestarted(seen, owned) {
+		t.unswept.Store(true) // lvols are perhaps lost
+	}
 	return failed, e.noteUnknown(ctx, t, seen, owned)
+}
+
+// hasRestarted reports whether none of the recorded exports is left.
+func hasRestarted(seen map[string]rpc.Subsystem, owned map[string]bool) bool {
+	for nqn := range owned {
+		if _, found := seen[nqn]; found {
+			return false
+		}
+	}
+	return len(owned) > 0
 }
 
 func (e *Engine) repair(ctx context.Context, id volume.ID) error {
