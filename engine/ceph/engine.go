@@ -182,7 +182,7 @@ func (e *Engine) fillImage(ctx context.Context, p *pool, name string) error {
 		return err
 	}
 	if i.record == nil {
-		if !deleted && !i.isMaking {
+		if !i.isMaking && (!deleted || i.id != id) {
 			e.logger.Error("volume left out", "err", i.noRecord())
 		}
 		return nil

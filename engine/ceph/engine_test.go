@@ -50,6 +50,21 @@ func TestDeletedSources(t *testing.T) {
 	wantNoImages(t, e.pools[0].namespace)
 }
 
+// An image of another program that has the name of a deleted volume is not removed.
+func TestUnknownDeletedImage(t *testing.T) {
+	t.Parallel()
+	e := open(t, testConfig(t))
+	name := deletedName("imported")
+	testkit.Must(t, testkit.Err(rbd.Create(ioctx(t, e.pools[0].namespace), name, 1<<22, 22)))
+	again, err := e.reap(remains{e.pools[0], "imported"})
+	if testkit.Must(t, err); again {
+		t.Error("the image would be tried again")
+	}
+	if got := images(t, e); !cmp.Equal(got, []string{name}) {
+		t.Errorf("images %q, want %s", got, name)
+	}
+}
+
 // A damaged record concerns its volume only.
 func TestDamagedRecord(t *testing.T) {
 	t.Parallel()

@@ -135,6 +135,9 @@ func (e *Engine) reap(item remains) (again bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	if i.id != item.image && i.record == nil {
+		return false, nil // of another program, and reported with the list of volumes
+	}
 	for _, s := range i.snapshots {
 		if s.name != "" {
 			return false, nil
