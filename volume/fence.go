@@ -51,7 +51,7 @@ type FenceSet struct {
 type Session struct {
 	// ID stays valid after a restart of the process, and is never reused before
 	// the next boot; End treats an id of an earlier boot as gone.
-	ID     string         `json:"id"`
+	ID     string         `json:"id,omitempty"`
 	Client netip.AddrPort `json:"client"`
 	Server netip.AddrPort `json:"server"`
 	// as "nbd-server (process 12)"
@@ -61,14 +61,30 @@ type Session struct {
 // Coverage is what the fences of a machine's packet filter protect at the time
 // of the call.
 type Coverage struct {
+	Enforcer string `json:"enforcer"`
 	// Servers listen on a fenced port, for other machines.
 	Servers []Listener `json:"servers"`
+	// Sessions are those of clients in the blocks on fenced ports, which a fence
+	// ends. The end of the Unobserved ones cannot be observed.
+	Sessions   []Session `json:"sessions,omitempty"`
+	Unobserved []Session `json:"-"`
 	// Unprotected are sessions of clients in the blocks with storage servers on
 	// ports that are not fenced.
 	Unprotected []Session `json:"unprotected,omitempty"`
 	// Forwarded are connections of clients in the blocks with servers in other
 	// network namespaces or on other machines, whose end is not seen.
 	Forwarded []Session `json:"forwarded,omitempty"`
+	// Others are sessions of clients in the blocks with other programs, on ports
+	// that are not fenced.
+	Others []Session `json:"others,omitempty"`
+	// Unfenced are storage servers that listen on ports that are not fenced: any
+	// client can use them.
+	Unfenced []Listener `json:"unfenced,omitempty"`
+	// Uncovered are servers whose sessions no packet filter and no socket shows
+	// (RDMA). Their addresses are not always known.
+	Uncovered []Listener `json:"uncovered,omitempty"`
+	// Problems are the reasons for which a fence would not be confirmed.
+	Problems []string `json:"problems,omitempty"`
 }
 
 // Listener is a server's listening socket.

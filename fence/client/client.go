@@ -12,7 +12,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
+	fencev1 "github.com/cleatproject/cleat/api/fence/v1"
 	"github.com/cleatproject/cleat/fence/request"
+	"github.com/cleatproject/cleat/volume"
 )
 
 // Client is a connection to a driver, safe for concurrent use. It connects on
@@ -23,6 +25,7 @@ type Client struct {
 	last     failure // of connecting
 	identity identity.IdentityClient
 	fences   fence.FenceControllerClient
+	coverage fencev1.CoverageClient
 }
 
 // Request has a call's parameters and secrets.
@@ -67,6 +70,7 @@ func Open(target Target) (*Client, error) {
 		return nil, fmt.Errorf("endpoint %s: %w", target.Endpoint, err)
 	}
 	c.identity, c.fences = identity.NewIdentityClient(c.conn), fence.NewFenceControllerClient(c.conn)
+	c.coverage = fencev1.NewCoverageClient(c.conn)
 	return c, nil
 }
 
@@ -131,6 +135,21 @@ func (c *Client) ListAll(ctx context.Context, r Request) (blocks []string, waiti
 	}
 	a, err := call(ctx, c, "ListClusterFence", list, &fence.ListClusterFenceRequest{Parameters: r.Parameters, Secrets: r.Secrets}, r.Secrets)
 	return texts(a.GetCidrs()), Waiting{header.Get(request.EndingHeader), header.Get(request.UnseenHeader)}, err
+}
+
+// Coverage calls GetCoverage, which only cleat's service has (errs.Unsupported).
+// It changes nothing; no blocks are all recorded fences.
+func (c *Client) Coverage(ctx context.Context, r Request, blocks []netip.Prefix, onlyLocal bool) ([]volume.Coverage, error) {
+	const largest = 64 << 20 // of clients with many sessions
+	q := &fencev1.GetCoverageRequest{Secrets: r.Secrets, Local: onlyLocal}
+	for _, b := range blocks {
+		q.Cidrs = append(q.Cidrs, b.String())
+	}
+	rpc := func(ctx context.Context, q *fencev1.GetCoverageRequest, o ...grpc.CallOption) (*fencev1.GetCoverageResponse, error) {
+		return c.coverage.GetCoverage(ctx, q, append(o, grpc.MaxCallRecvMsgSize(largest))...)
+	}
+	a, err := call(ctx, c, "GetCoverage", rpc, q, r.Secrets)
+	return request.Coverage(a), err
 }
 
 // Clients calls GetFenceClients, which returns a driver's own node.

@@ -83,3 +83,47 @@ func TestGuardCompletesAFenceWhenItsServerStarts(t *testing.T) {
 	found.Store(&volume.Coverage{Servers: []volume.Listener{{}}})
 	testkit.Eventually(t, "the fence is confirmed", func() bool { return r.phases() == "10.0.0.1/32 a fenced" })
 }
+
+// Coverage answers before there is a fence what Fence would answer.
+func TestCoverageWithoutAFence(t *testing.T) {
+	var found atomic.Pointer[volume.Coverage]
+	east := newDouble("east")
+	r := newRig(t, func(r *rig) { r.peers, r.own = []Peer{east}, []netip.Addr{netip.MustParseAddr("10.0.0.9")} })
+	r.locals[0].Fencer = covered{r.network, &found}
+	blocks := []netip.Prefix{netip.MustParsePrefix("10.0.0.1/32")}
+	session := []volume.Session{{Holder: "someone"}}
+	for message, c := range map[string]volume.Coverage{
+		"":                           {Servers: []volume.Listener{{}}, Sessions: session, Others: session, Unfenced: []volume.Listener{{}}},
+		"no storage server listens":  {},
+		"are forwarded out of":       {Servers: []volume.Listener{{}}, Forwarded: session},
+		"ports that are not fenced":  {Servers: []volume.Listener{{}}, Unprotected: session},
+		"end cannot be observed":     {Servers: []volume.Listener{{}}, Sessions: session, Unobserved: session},
+		"one is nvmet over RDMA: en": {Servers: []volume.Listener{{}}, Uncovered: []volume.Listener{{Holder: "nvmet over RDMA"}}},
+	} {
+		found.Store(&c)
+		all := testkit.Value(r.Coverage(t.Context(), blocks, true))(t)
+		if got := strings.Join(all[0].Problems, "; "); len(all) != 1 || all[0].Enforcer != "host" || !strings.Contains(got, message) || (got == "") != (message == "") {
+			t.Errorf("%+v; want the problem %q", all, message)
+		}
+		err := r.Fence(t.Context(), req("a", "10.0.0.1/32"))
+		if (err == nil) != (message == "") || err != nil && !strings.Contains(err.Error(), message) {
+			t.Errorf("fence: %v, want %q", err, message)
+		}
+		testkit.Must(t, r.Unfence(t.Context(), req("a", "10.0.0.1/32")))
+	}
+	all := testkit.Value(r.Coverage(t.Context(), blocks, false))(t)
+	if len(all) != 2 || all[1].Enforcer != "east/host" || all[1].Problems[0] != "nothing there" {
+		t.Errorf("with a peer: %+v", all)
+	}
+	east.fail(errs.Errorf(errs.Unsupported, "unknown service"))
+	all = testkit.Value(r.Coverage(t.Context(), blocks, false))(t)
+	if len(all) != 2 || all[1].Enforcer != "east" || !strings.Contains(all[1].Problems[0], "not known: unknown service") {
+		t.Errorf("with a peer that does not report it: %+v", all)
+	}
+	east.fail(nil)
+	_, err := r.Coverage(t.Context(), []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}, true)
+	testkit.WantError(t, "a block with this server", err, errs.Invalid, "10.0.0.9")
+	if got := r.phases() + r.held(); got != "" {
+		t.Errorf("fenced: %s", got)
+	}
+}

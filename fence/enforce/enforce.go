@@ -44,6 +44,9 @@ type Peer interface {
 	Unfence(ctx context.Context, req plan.Request) error
 	// List returns the peer's blocks of an owner.
 	List(ctx context.Context, owner volume.FenceOwner) ([]netip.Prefix, error)
+	// Coverage returns what a fence of the blocks covers at the peer's own
+	// enforcers.
+	Coverage(ctx context.Context, blocks []netip.Prefix) ([]volume.Coverage, error)
 }
 
 // Bounds are a call's timeouts; zero fields have defaults.

@@ -65,6 +65,12 @@ func (d *double) List(_ context.Context, owner volume.FenceOwner) ([]netip.Prefi
 	return d.held[owner.Digest], d.fault
 }
 
+func (d *double) Coverage(context.Context, []netip.Prefix) ([]volume.Coverage, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return []volume.Coverage{{Enforcer: "host", Problems: []string{"nothing there"}}}, d.fault
+}
+
 func (d *double) blocks(owner string) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -17,6 +17,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	fencev1 "github.com/cleatproject/cleat/api/fence/v1"
 )
 
 // Driver is an independent in-memory implementation of the CSI-Addons fence
@@ -34,6 +36,22 @@ type Driver struct {
 	NotReady     bool
 	Capabilities []*identity.Capability
 	Clients      []*fence.ClientDetails
+	// Nil: no service Coverage, as drivers of others.
+	Coverage *fencev1.GetCoverageResponse
+}
+
+// coverage is a Driver's service Coverage.
+type coverage struct {
+	fencev1.UnimplementedCoverageServer
+	*Driver
+}
+
+func (c coverage) GetCoverage(ctx context.Context, r *fencev1.GetCoverageRequest) (*fencev1.GetCoverageResponse, error) {
+	var cidrs []*fence.CIDR
+	for _, text := range r.GetCidrs() {
+		cidrs = append(cidrs, &fence.CIDR{Cidr: text})
+	}
+	return c.Coverage, c.begin(ctx, "GetCoverage", nil, r.GetSecrets(), cidrs)
 }
 
 // Call is a received call.
@@ -65,6 +83,9 @@ func (d *Driver) Serve(t testing.TB, l net.Listener) (stop func()) {
 	s := grpc.NewServer()
 	identity.RegisterIdentityServer(s, d)
 	fence.RegisterFenceControllerServer(s, d)
+	if d.Coverage != nil {
+		fencev1.RegisterCoverageServer(s, coverage{Driver: d})
+	}
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		if err := s.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {

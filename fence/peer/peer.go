@@ -126,6 +126,12 @@ func (p *Peer) List(ctx context.Context, owner volume.FenceOwner) ([]netip.Prefi
 	return slices.Compact(blocks), nil
 }
 
+// Coverage returns what a fence of the blocks covers at the peer's own enforcers.
+func (p *Peer) Coverage(ctx context.Context, blocks []netip.Prefix) ([]volume.Coverage, error) {
+	all, err := p.client.Coverage(ctx, client.Request{}, blocks, true)
+	return all, retryable(err)
+}
+
 // request has parameters that identify the caller without its values.
 func (p *Peer) request(req plan.Request) client.Request {
 	parameters := map[string]string{request.ViaParameter: p.via, request.OwnerParameter: req.Owner.Digest}

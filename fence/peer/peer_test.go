@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -256,6 +257,28 @@ func (e *enforcer) List(_ context.Context, owner *volume.FenceOwner) ([]netip.Pr
 func (e *enforcer) Ending(context.Context) ([]volume.Session, error) { return nil, nil }
 func (e *enforcer) Unseen(context.Context) ([]string, error)         { return []string{"node a"}, nil }
 
+func (e *enforcer) Coverage(_ context.Context, blocks []netip.Prefix, onlyLocal bool) ([]volume.Coverage, error) {
+	if !onlyLocal || len(blocks) != 1 {
+		return nil, errs.Errorf(errs.Internal, "%v, only local: %t", blocks, onlyLocal)
+	}
+	return everyCoverage(), nil
+}
+
+// everyCoverage has something in each field that is sent.
+func everyCoverage() []volume.Coverage {
+	listeners := func(address string) []volume.Listener {
+		return []volume.Listener{{Address: netip.MustParseAddrPort(address), Holder: "a " + address}, {Holder: "no address"}}
+	}
+	sessions := func(server string) []volume.Session {
+		return []volume.Session{{Client: netip.MustParseAddrPort("192.0.2.7:1024"), Server: netip.MustParseAddrPort(server), Holder: "b " + server}}
+	}
+	return []volume.Coverage{{
+		Enforcer: "host", Servers: listeners("[::]:4420"), Unfenced: listeners("0.0.0.0:3260"), Uncovered: listeners("[2001:db8::1]:4420"),
+		Sessions: sessions("192.0.2.1:1"), Unprotected: sessions("192.0.2.1:2"), Forwarded: sessions("192.0.2.1:3"), Others: sessions("192.0.2.1:4"),
+		Problems: []string{"one", "two"},
+	}}
+}
+
 // cleat's service accepts forwarded fences and knows their owner.
 func TestForwardToCleatServer(t *testing.T) {
 	e := &enforcer{}
@@ -286,6 +309,10 @@ func TestForwardToCleatServer(t *testing.T) {
 		t.Errorf("%v, %v, of %+v", held, err, e.owner)
 	}
 	testkit.WantError(t, "Fence", p.Fence(t.Context(), plan.Request{Owner: first.Owner}), errs.Invalid, "cidrs is empty")
+	covered := testkit.Value(p.Coverage(t.Context(), first.Blocks[:1]))(t)
+	if !reflect.DeepEqual(covered, everyCoverage()) {
+		t.Errorf("coverage: %+v, want %+v", covered, everyCoverage())
+	}
 	c := testkit.Value(client.Open(client.Target{Endpoint: raw.Addr().String(), TLS: files}))(t)
 	defer func() { testkit.Must(t, c.Close()) }()
 	if _, waiting, err := c.ListAll(t.Context(), client.Request{}); err != nil || !slices.Equal(waiting.Unseen, []string{"node a"}) {

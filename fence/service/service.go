@@ -1,5 +1,5 @@
-// Package service implements CSI-Addons' Identity and FenceController; package
-// enforce executes the calls.
+// Package service implements CSI-Addons' Identity and FenceController, and
+// cleat's own Coverage; package enforce executes the calls.
 package service
 
 import (
@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
+	fencev1 "github.com/cleatproject/cleat/api/fence/v1"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/fence/request"
@@ -26,6 +27,7 @@ type Enforcer interface {
 	List(ctx context.Context, owner *volume.FenceOwner) ([]netip.Prefix, error)
 	Ending(ctx context.Context) ([]volume.Session, error)
 	Unseen(ctx context.Context) ([]string, error)
+	Coverage(ctx context.Context, blocks []netip.Prefix, onlyLocal bool) ([]volume.Coverage, error)
 }
 
 // Offer is what a process serves.
@@ -49,10 +51,11 @@ type Config struct {
 	Authenticate func(secrets map[string]string) error
 }
 
-// Server implements both services, with errors of package errs.
+// Server implements them, and cleat's own service Coverage, with errors of package errs.
 type Server struct {
 	identity.UnimplementedIdentityServer
 	fence.UnimplementedFenceControllerServer
+	fencev1.UnimplementedCoverageServer
 	config Config
 }
 
@@ -66,8 +69,9 @@ func New(c Config) (*Server, error) {
 	return &Server{config: c}, nil
 }
 
-// Register adds both services.
+// Register adds all services.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
+	fencev1.RegisterCoverageServer(r, s)
 	identity.RegisterIdentityServer(r, s)
 	fence.RegisterFenceControllerServer(r, s)
 }
@@ -143,6 +147,25 @@ func (s *Server) ListClusterFence(ctx context.Context, r *fence.ListClusterFence
 		return nil, err
 	}
 	return &fence.ListClusterFenceResponse{Cidrs: cidrs(blocks)}, nil
+}
+
+// GetCoverage reports what a fence covers, without a change.
+func (s *Server) GetCoverage(ctx context.Context, r *fencev1.GetCoverageRequest) (*fencev1.GetCoverageResponse, error) {
+	if err := s.requireFence("GetCoverage"); err != nil {
+		return nil, err
+	}
+	if err := s.authenticate(r.GetSecrets()); err != nil {
+		return nil, err
+	}
+	blocks, err := request.CoverageBlocks(r)
+	if err != nil {
+		return nil, err
+	}
+	all, err := s.config.Enforcer.Coverage(ctx, blocks, r.GetLocal())
+	if err != nil {
+		return nil, err
+	}
+	return request.CoverageResponse(all), nil
 }
 
 // sendWaiting uses the response header, as the contract has no field; for "cleat

@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 
+	fencev1 "github.com/cleatproject/cleat/api/fence/v1"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/test/testkit"
@@ -46,6 +48,10 @@ func (l *list) List(context.Context, *volume.FenceOwner) ([]netip.Prefix, error)
 func (l *list) Ending(context.Context) ([]volume.Session, error) { return l.ending, nil }
 func (l *list) Unseen(context.Context) ([]string, error)         { return nil, nil }
 
+func (l *list) Coverage(_ context.Context, blocks []netip.Prefix, _ bool) ([]volume.Coverage, error) {
+	return []volume.Coverage{{Enforcer: "host", Problems: []string{fmt.Sprint(blocks)}}}, l.err
+}
+
 func here(context.Context) (volume.Client, error) {
 	return volume.Client{Node: "n1", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8::1")}}, nil
 }
@@ -74,6 +80,18 @@ func TestCallsReachTheEnforcer(t *testing.T) {
 	if err != nil || len(answer.GetCidrs()) != 1 || answer.GetCidrs()[0].GetCidr() != "10.0.0.0/24" {
 		t.Errorf("list: %v, %v", answer, err)
 	}
+	for _, c := range []struct {
+		cidrs []string
+		want  string
+	}{{nil, "[]"}, {[]string{"10.0.0.7"}, "[10.0.0.7/32]"}} {
+		coverage, err := s.GetCoverage(t.Context(), &fencev1.GetCoverageRequest{Cidrs: c.cidrs})
+		if err != nil || len(coverage.GetEnforcers()) != 1 || coverage.GetEnforcers()[0].GetProblems()[0] != c.want {
+			t.Errorf("coverage of %v: %v, %v", c.cidrs, coverage, err)
+		}
+	}
+	if _, err := s.GetCoverage(t.Context(), &fencev1.GetCoverageRequest{Cidrs: []string{"10.0.0.7/24"}}); !errors.Is(err, errs.Invalid) {
+		t.Errorf("coverage of host bits: %v", err)
+	}
 	clients, err := s.GetFenceClients(t.Context(), &fence.GetFenceClientsRequest{})
 	if err != nil || len(clients.GetClients()) != 1 || clients.GetClients()[0].GetId() != "n1" || clients.GetClients()[0].GetAddresses()[1].GetCidr() != "2001:db8::1/128" {
 		t.Errorf("clients: %v, %v", clients, err)
@@ -88,9 +106,10 @@ func TestCallsNotOffered(t *testing.T) {
 	_, atFence := s.FenceClusterNetwork(t.Context(), &fence.FenceClusterNetworkRequest{})
 	_, atUnfence := s.UnfenceClusterNetwork(t.Context(), &fence.UnfenceClusterNetworkRequest{})
 	_, atList := s.ListClusterFence(t.Context(), &fence.ListClusterFenceRequest{})
+	_, atCoverage := s.GetCoverage(t.Context(), &fencev1.GetCoverageRequest{})
 	_, atClients := s.GetFenceClients(t.Context(), &fence.GetFenceClientsRequest{})
-	for i, err := range []error{atFence, atUnfence, atList, atClients} {
-		if errs.Code(err) != codes.Unimplemented || (i < 3 && !strings.Contains(err.Error(), "--more")) {
+	for i, err := range []error{atFence, atUnfence, atList, atCoverage, atClients} {
+		if errs.Code(err) != codes.Unimplemented || (i < 4 && !strings.Contains(err.Error(), "--more")) {
 			t.Errorf("call %d: %v", i, err)
 		}
 	}

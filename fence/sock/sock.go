@@ -37,7 +37,10 @@ type Config struct {
 	// visible process, which ends with its socket. The target can still execute
 	// a received command. Otherwise such a session cannot be ended.
 	KernelTargets bool
-	Logger        *slog.Logger
+	// AllowRDMA: servers that accept sessions over RDMA do not keep a fence from
+	// being confirmed. Their sessions are ended by other means.
+	AllowRDMA bool
+	Logger    *slog.Logger
 }
 
 // Sockets lists and ends this network namespace's TCP sessions.

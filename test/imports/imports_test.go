@@ -34,7 +34,7 @@ var rules = []struct {
 	{"engine/...", []string{"engine/...", "spdk/...", "volume/...", "internal/..."}},
 	{"csi/client", []string{"volume/...", "internal/..."}},
 	{"csi/...", []string{"node", "volume/...", "internal/..."}},
-	{"fence/...", []string{"fence/...", "volume/...", "internal/..."}},
+	{"fence/...", []string{"fence/...", "volume/...", "api/...", "internal/..."}},
 	{"dpu/...", []string{"dpu/...", "spdk/...", "volume/...", "api/...", "internal/..."}},
 	{"sriov/...", []string{"sriov/...", "api/...", "internal/..."}},
 	{"kubelet/...", []string{"kubelet/...", "api/...", "internal/..."}},
