@@ -38,12 +38,13 @@ that it would write. The commands use the CSI-Addons contract: with cleat fence
 serve, cleat csi --addons-endpoint, or another driver (--endpoint).`,
 		Example: `  cleat fence add 192.0.2.7 2001:db8::7
   cleat fence list
+  cleat fence check 192.0.2.7
   cleat fence rm 192.0.2.7 2001:db8::7
   cleat fence add 192.0.2.0/24 --endpoint unix:///csi/csi-addons.sock -p clusterID=a --secret userKey=/etc/key`,
 	}
 	c.AddCommand(
 		newFenceServeCommand(), newFenceAddCommand(), newFenceRemoveCommand(),
-		newFenceListCommand(), newFenceClientsCommand(), newFenceDriverCommand(),
+		newFenceListCommand(), newFenceCheckCommand(), newFenceClientsCommand(), newFenceDriverCommand(),
 	)
 	setUpGroup(c)
 	return c
@@ -71,6 +72,10 @@ func (f *fenceFlags) addTo(c *cobra.Command) {
 
 func (f *fenceFlags) addRequestTo(c *cobra.Command) {
 	addParameters(c, &f.parameters, "key=value; can be repeated. All parameters together identify the owner of a fence")
+	f.addSecretTo(c)
+}
+
+func (f *fenceFlags) addSecretTo(c *cobra.Command) {
 	c.Flags().StringArrayVar(&f.secrets, "secret", nil, "secret for the driver, KEY=FILE; can be repeated. Trailing line breaks of the file are removed")
 }
 
@@ -128,6 +133,8 @@ func explainFence(err error) error {
 		return advise(err, noServer(err, "cleat fence serve", "Start it, or set --endpoint to the socket of a driver"))
 	case !answered:
 		return err
+	case answer.Code == codes.Unimplemented && strings.Contains(answer.Message, "unknown service cleat."):
+		return advise(err, "only cleat reports what its fences cover, since this release")
 	case answer.Code == codes.Unimplemented && strings.Contains(answer.Message, "unknown service"):
 		return advise(err, "this endpoint does not serve CSI-Addons; a driver serves it on a different socket than CSI")
 	case answer.Code == codes.Unimplemented:
@@ -168,6 +175,8 @@ func readSecrets(args []string) (map[string]string, error) {
 // fencedBlock has the CIDR in the driver's notation.
 type fencedBlock struct {
 	CIDR string `json:"cidr"`
+	// The servers are the same for all blocks.
+	Covers []coveredServer `json:"covers,omitempty"`
 }
 
 func newFenceListCommand() *cobra.Command {
@@ -176,9 +185,10 @@ func newFenceListCommand() *cobra.Command {
 		Use:   "list",
 		Short: "List the fenced CIDRs (ListClusterFence)",
 		Long: `Lists the fenced CIDRs as the driver reports them; cleat reports those that are
-enforced now. --parameter selects the CIDRs fenced with these parameters. Sessions
-that delay a fence are printed on standard error, with the process that holds them,
-and nodes that cannot be unfenced without a restart.`,
+enforced now, and the storage servers that they cover. --parameter selects the CIDRs
+fenced with these parameters. Sessions that delay a fence are printed on standard
+error, with the process that holds them, nodes that cannot be unfenced without a
+restart, and why fences are not confirmed.`,
 		Example: `  cleat fence list
   cleat fence list -o json | jq -r '.[].cidr'`,
 	}
@@ -192,13 +202,24 @@ and nodes that cannot be unfenced without a restart.`,
 		if len(waiting.Unseen) > 0 {
 			c.PrintErrf("Not all uses of volumes before the fence are known:\n  %s\nRestart these nodes or turn them off, then unfence them, with --restarted unless their reboot is noticed (docs/ceph.md).\n", strings.Join(waiting.Unseen, "\n  "))
 		}
+		if err != nil {
+			return nil, nil, err
+		}
+		coverage, servers := s.covered(ctx, c, nil)
+		for _, problem := range coverageProblems(coverage) {
+			c.PrintErrf("A fence is not confirmed: %s\n", problem)
+		}
 		slices.SortFunc(blocks, byBlock)
 		t, all := cli.Table{Header: []string{"CIDR"}}, []fencedBlock{}
-		for _, block := range blocks {
-			t.Add(block)
-			all = append(all, fencedBlock{block})
+		if len(servers) > 0 {
+			t.Header = append(t.Header, "COVERS")
 		}
-		return t, all, err
+		for _, block := range blocks {
+			row := []string{block, describeCovered(servers)}
+			t.Rows = append(t.Rows, row[:len(t.Header)])
+			all = append(all, fencedBlock{block, servers})
+		}
+		return t, all, nil
 	})
 	return c
 }

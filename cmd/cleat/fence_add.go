@@ -19,7 +19,7 @@ import (
 
 func newFenceAddCommand() *cobra.Command {
 	var f fenceFlags
-	return f.changeCommand("fenced", (*client.Client).Fence, "allow CIDRs that cover addresses of the server itself, or all addresses", &cobra.Command{
+	return f.changeCommand("fenced", true, (*client.Client).Fence, "allow CIDRs that cover addresses of the server itself, or all addresses", &cobra.Command{
 		Use:   "add CIDR...",
 		Short: "Fence storage clients (FenceClusterNetwork)",
 		Long: `Fences the clients with these addresses. When the command exits with 0, the clients
@@ -29,7 +29,8 @@ in effect: repeat the command.
 
 A CIDR is a block such as 192.0.2.0/24 or 2001:db8::/64, or a single address. All
 are validated before any is sent. Fence every address of the client: IPv4 and IPv6,
-in all networks from which the storage can be reached.
+in all networks from which the storage can be reached. The command prints which
+storage servers the fence covers; cleat fence check shows it without fencing.
 
 The parameters identify the owner of a fence: unfence with the same parameters. A
 CIDR that covers the server's own addresses, or all addresses, is refused without
@@ -43,7 +44,7 @@ CIDR that covers the server's own addresses, or all addresses, is refused withou
 func newFenceRemoveCommand() *cobra.Command {
 	var f fenceFlags
 	var restarted bool
-	c := f.changeCommand("unfenced", (*client.Client).Unfence, "unfence these CIDRs regardless of their owner, and before all sessions have ended", &cobra.Command{
+	c := f.changeCommand("unfenced", false, (*client.Client).Unfence, "unfence these CIDRs regardless of their owner, and before all sessions have ended", &cobra.Command{
 		Use:     "rm CIDR...",
 		Aliases: []string{"remove"},
 		Short:   "Unfence storage clients (UnfenceClusterNetwork)",
@@ -84,7 +85,8 @@ stay off.`,
 }
 
 // changeCommand completes a command; done is the past participle of its action.
-func (f *fenceFlags) changeCommand(done string, change func(*client.Client, context.Context, client.Request, []netip.Prefix) error, forceUsage string, c *cobra.Command) *cobra.Command {
+// covers also shows what the fences cover.
+func (f *fenceFlags) changeCommand(done string, covers bool, change func(*client.Client, context.Context, client.Request, []netip.Prefix) error, forceUsage string, c *cobra.Command) *cobra.Command {
 	var from string
 	var force bool
 	f.addTo(c)
@@ -110,7 +112,15 @@ func (f *fenceFlags) changeCommand(done string, change func(*client.Client, cont
 		err = f.runE("waiting until all CIDRs are "+done, func(ctx context.Context, s fenceService) (cli.View, any, error) {
 			err := change(s.Client, ctx, s.request, blocks)
 			unsure = err != nil
-			return cli.Text(done + " " + summarize(names)), map[string]any{"endpoint": s.Endpoint(), done: names}, err
+			text, document := cli.Text(done+" "+summarize(names)), map[string]any{"endpoint": s.Endpoint(), done: names}
+			if err != nil || !covers {
+				return text, document, err
+			}
+			coverage, servers := s.covered(ctx, cmd, blocks)
+			if len(coverage) > 0 {
+				document["coverage"] = coverage
+			}
+			return cli.Views{text, coverageLines(coverage, servers)}, document, nil
 		})(cmd, args)
 		if unsure {
 			return explainUnfinished(done, err)

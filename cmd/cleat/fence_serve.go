@@ -43,6 +43,7 @@ type fenceServer struct {
 	peersOnly      bool
 	kernelTargets  bool
 	standby        bool
+	allowRDMA      bool
 	liftUnrecorded bool
 	table          string
 	ports          ports.Set // derived from portNames and allPorts
@@ -89,6 +90,7 @@ func (s *fenceServer) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&s.peersOnly, "peers-only", false, "enforce fences only at the peers, not on this machine")
 	fs.BoolVar(&s.kernelTargets, "kernel-targets", false, "treat sockets without a process (of kernel targets) as ended when they are destroyed")
 	fs.BoolVar(&s.standby, "standby", false, "confirm fences although no storage server listens on the ports: it runs on this machine only after a failover")
+	fs.BoolVar(&s.allowRDMA, "allow-rdma", false, "confirm fences although storage servers accept RDMA, whose sessions only the servers themselves can end")
 	fs.BoolVar(&s.liftUnrecorded, "lift-unrecorded", false, "create a new record even if the packet filter has fences of another record, which are then removed")
 	fs.StringVar(&s.table, "table", defaultFenceTable, "name of the nftables table; each server in a network namespace needs its own")
 	s.fencing.addFlags(fs, "")
@@ -103,8 +105,8 @@ func (s *fenceServer) Complete() (err error) {
 		return fmt.Errorf("--all-ports and --ports %s are mutually exclusive: set one of them", strings.Join(s.portNames, ","))
 	case s.peersOnly && len(s.peers) == 0:
 		return fmt.Errorf("--peers-only requires at least one --peer")
-	case s.peersOnly && (s.allPorts || len(s.portNames) > 0 || s.kernelTargets || s.standby):
-		return fmt.Errorf("--peers-only enforces no fences on this machine: --ports, --all-ports, --kernel-targets and --standby cannot be set with it")
+	case s.peersOnly && (s.allPorts || len(s.portNames) > 0 || s.kernelTargets || s.standby || s.allowRDMA):
+		return fmt.Errorf("--peers-only enforces no fences on this machine: --ports, --all-ports, --kernel-targets, --standby and --allow-rdma cannot be set with it")
 	case !regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_]{0,31}$`).MatchString(s.table):
 		return fmt.Errorf("--table %q is invalid: use a letter, followed by letters, digits and underscores, at most 32 characters", s.table)
 	case s.allPorts:
@@ -148,7 +150,7 @@ func (s *fenceServer) open(ctx context.Context) error {
 			return err
 		}
 		s.OnClose(s.filter.Close)
-		if s.sockets, err = sock.Open(ctx, sock.Config{Ports: s.ports, KernelTargets: s.kernelTargets, Logger: s.Logger}); err != nil {
+		if s.sockets, err = sock.Open(ctx, sock.Config{Ports: s.ports, KernelTargets: s.kernelTargets, AllowRDMA: s.allowRDMA, Logger: s.Logger}); err != nil {
 			return err
 		}
 		s.OnClose(func(context.Context) error { return s.sockets.Close() })

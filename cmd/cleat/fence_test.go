@@ -38,11 +38,14 @@ type fenceRig struct {
 
 func fenceCommands(endpoint string) commands { return commands{"fence", "CLEAT_ENDPOINT", endpoint} }
 
-func newFenceRig(t *testing.T) *fenceRig {
+func newFenceRig(t *testing.T, change ...func(*fencetest.Driver)) *fenceRig {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "fence.sock")
 	l := testkit.Value(net.Listen("unix", path))(t)
 	r := &fenceRig{fenceCommands("unix://" + path), fencetest.NewDriver()}
+	for _, f := range change {
+		f(r.driver)
+	}
 	r.driver.Serve(t, l)
 	return r
 }

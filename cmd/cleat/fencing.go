@@ -213,7 +213,7 @@ func (n *fencing) addService(s *server.Server, name, address string, c service.C
 // privateFields can contain secrets although no option marks them: parameters
 // of a NetworkFenceClass are arbitrary.
 func privateFields() []protoreflect.FullName {
-	var all []protoreflect.FullName
+	all := []protoreflect.FullName{"cleat.fence.v1.GetCoverageRequest.secrets"}
 	for _, message := range []string{"FenceClusterNetwork", "UnfenceClusterNetwork", "ListClusterFence", "GetFenceClients"} {
 		all = append(all, protoreflect.FullName("fence."+message+"Request.parameters"))
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/test/fence/rig"
+	"github.com/cleatproject/cleat/test/fence/serve"
 	"github.com/cleatproject/cleat/test/fence/storage"
 	"github.com/cleatproject/cleat/test/testkit"
 )
@@ -39,6 +41,7 @@ func TestFenceCoversAStorageServer(t *testing.T) {
 		}
 	}
 	incomplete("no storage server listens on the fenced ports")
+	s.checks(service, "10.9.1.8", "a fence would not be confirmed: host: no storage server listens on the fenced ports")
 
 	disk := testkit.Value(storage.StartNBD(s.machine))(t)
 	session, err := storage.NBDSession(1, s.dial(victim, victim.v4, storage.NBDPort))
@@ -48,11 +51,20 @@ func TestFenceCoversAStorageServer(t *testing.T) {
 	s.await(20, w)
 	testkit.Value(storage.StartRecords(s.machine, recordPort))(t)
 	incomplete("1 sessions use ports that are not fenced", "10809", "nbd-server (process ")
+	s.checks(service, victim.v4.String(), "a fence would not be confirmed: host: 1 sessions use ports that are not fenced", "session on an open port   10.9.1.7:")
 	s.await(20, w) // the client writes on, which is why
 
 	testkit.Must(t, service.Stop())
 	service = s.serve("--ports", "nvme-tcp,nbd")
+	// A check of another client changes nothing, and its sessions are not shown.
+	if out := s.checks(service, "10.9.1.8", "", "10809", "nbd-server (process "); strings.Contains(out, "10.9.1.7") {
+		t.Errorf("check of another client:\n%s", out)
+	}
 	when := s.fence(service, []string{victimBlock}, w)
+	list := s.machine.MustRun(t, cleat, "fence", "list", "--endpoint", service.Endpoint)
+	if !strings.Contains(list, victimBlock) || !strings.Contains(list, "host: port 10809 (nbd-server)") {
+		t.Errorf("cleat fence list:\n%s", list)
+	}
 	newest, before, err := storage.Newest(disk.Path, 1)
 	if err != nil || newest > when.sent[w] {
 		t.Errorf("newest block %d (%v), sent %d", newest, err, when.sent[w])
@@ -95,4 +107,22 @@ func TestFenceDoesNotCoverAForwardedPort(t *testing.T) {
 			t.Errorf("the error does not name the server: %v", err)
 		}
 	}
+	s.checks(service, victim.v4.String(), "would not be confirmed: host: 1 connections are forwarded", "forwarded session", "a server at 10.9.200.1:10809")
+}
+
+// checks runs cleat fence check; problem is its error, empty if it has none.
+func (s *site) checks(v *serve.Service, client, problem string, words ...string) string {
+	s.t.Helper()
+	cmd := exec.CommandContext(s.t.Context(), cleat, "fence", "check", "--endpoint", v.Endpoint, client)
+	text, err := cmd.CombinedOutput()
+	out := string(text)
+	if (err != nil) != (problem != "") || !strings.Contains(out, problem) {
+		s.t.Errorf("cleat fence check %s: %v, want %q\n%s", client, err, problem, out)
+	}
+	for _, w := range words {
+		if !strings.Contains(out, w) {
+			s.t.Errorf("cleat fence check %s: want %q:\n%s", client, w, out)
+		}
+	}
+	return out
 }
