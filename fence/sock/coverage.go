@@ -50,7 +50,7 @@ func (s *Sockets) Coverage(ctx context.Context, blocks []netip.Prefix) (volume.C
 		return volume.Coverage{}, inspectError(err)
 	}
 	coverage := view.coverage()
-	if coverage.Forwarded, err = s.forwarded(fenced); err != nil {
+	if coverage.Forwarded, err = s.forwarded(ctx, fenced); err != nil {
 		return volume.Coverage{}, err
 	}
 	if !s.config.AllowRDMA {

@@ -1,16 +1,14 @@
 package sock
 
 import (
+	"context"
 	"fmt"
-	"net/netip"
-	"os"
 	"slices"
 
-	"github.com/vishvananda/netlink"
 	"go4.org/netipx"
-	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/conntrack"
 	"github.com/cleatproject/cleat/internal/linux/netaddr"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -18,43 +16,29 @@ import (
 // forwarded lists connections of clients in the blocks to fenced ports that this
 // machine forwards to another one or to another network namespace (DNAT). The
 // server's sockets are not in this namespace, so their end is not seen.
-func (s *Sockets) forwarded(fenced *netipx.IPSet) ([]volume.Session, error) {
-	// Without the file the kernel tracks no connections.
-	if _, err := os.Stat("/proc/sys/net/netfilter/nf_conntrack_count"); os.IsNotExist(err) {
-		return nil, nil
-	}
+//
+// A connection counts until both sides have closed it, or one has reset it. In
+// FIN_WAIT, CLOSE_WAIT and LAST_ACK the server can still have unread data of the
+// client: conntrack does not show which side has closed, nor whether the server
+// only has shut down its writes.
+func (s *Sockets) forwarded(ctx context.Context, fenced *netipx.IPSet) ([]volume.Session, error) {
 	own, err := netaddr.Own()
 	if err != nil {
 		return nil, errs.Errorf(errs.Internal, "%w", err)
 	}
+	flows, err := s.tracked.Translated(ctx)
+	if err != nil {
+		return nil, errs.Errorf(errs.Unavailable, "list the connections that this machine forwards: %w", err)
+	}
 	var found []volume.Session
-	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-		flows, err := s.tracked.ConntrackTableList(netlink.ConntrackTable, family)
-		if err != nil {
-			return nil, errs.Errorf(errs.Unavailable, "list the connections that this machine forwards: %w", err)
+	for _, f := range flows {
+		switch {
+		case !fenced.Contains(f.Client.Addr()), f.Called == f.Server, slices.Contains(own, f.Server.Addr()),
+			!s.config.Ports.Contains(f.Called.Port()) && !s.config.Ports.Contains(f.Server.Port()),
+			f.State == conntrack.TimeWait, f.State == conntrack.Closed:
+			continue
 		}
-		for _, f := range flows {
-			client, called := addrPort(f.Forward.SrcIP, f.Forward.SrcPort), addrPort(f.Forward.DstIP, f.Forward.DstPort)
-			server := addrPort(f.Reverse.SrcIP, f.Reverse.SrcPort)
-			switch {
-			case f.Forward.Protocol != unix.IPPROTO_TCP, !fenced.Contains(client.Addr()), called == server,
-				slices.Contains(own, server.Addr()), !s.config.Ports.Contains(called.Port()) && !s.config.Ports.Contains(server.Port()), isOver(f):
-				continue
-			}
-			found = append(found, volume.Session{Client: client, Server: called, Holder: fmt.Sprintf("a server at %s", server)})
-		}
+		found = append(found, volume.Session{Client: f.Client, Server: f.Called, Holder: fmt.Sprintf("a server at %s", f.Server)})
 	}
 	return found, nil
-}
-
-// isOver: both sides have closed the connection, or one has reset it.
-func isOver(f *netlink.ConntrackFlow) bool {
-	const timeWait, closed = 7, 8 // enum tcp_conntrack
-	tcp, is := f.ProtoInfo.(*netlink.ProtoInfoTCP)
-	return is && (tcp.State == timeWait || tcp.State == closed)
-}
-
-func addrPort(ip []byte, port uint16) netip.AddrPort {
-	addr, _ := netip.AddrFromSlice(ip)
-	return netip.AddrPortFrom(addr.Unmap(), port)
 }

@@ -17,12 +17,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/ports"
 	"github.com/cleatproject/cleat/internal/cidr"
+	"github.com/cleatproject/cleat/internal/linux/conntrack"
 	"github.com/cleatproject/cleat/internal/linux/sockdiag"
 	"github.com/cleatproject/cleat/internal/linux/sockfd"
 	"github.com/cleatproject/cleat/volume"
@@ -48,7 +46,7 @@ type Sockets struct {
 	config Config
 	conn   *sockdiag.Conn
 	// tracked lists connections that this namespace forwards.
-	tracked *netlink.Handle
+	tracked *conntrack.Conn
 	boot    string
 	// The namespace's cookie; zero: closed sockets that processes have open
 	// cannot be found.
@@ -78,10 +76,10 @@ func Open(ctx context.Context, config Config) (*Sockets, error) {
 	if err != nil {
 		return nil, errs.Errorf(errs.Internal, "list TCP sockets: %w", err)
 	}
-	tracked, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
+	tracked, err := conntrack.Dial()
 	if err != nil {
 		_ = conn.Close()
-		return nil, errs.Errorf(errs.Internal, "open a socket of conntrack: %w", err)
+		return nil, errs.Errorf(errs.Internal, "%w", err)
 	}
 	s := &Sockets{config: config, conn: conn, tracked: tracked, boot: boot}
 	if err := s.probe(ctx); err != nil {
@@ -115,8 +113,7 @@ func (s *Sockets) probe(ctx context.Context) error {
 
 // Close requires that no call is in flight.
 func (s *Sockets) Close() error {
-	s.tracked.Close()
-	return s.conn.Close()
+	return errors.Join(s.tracked.Close(), s.conn.Close())
 }
 
 // Status returns Open's result.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -80,34 +81,73 @@ func TestFenceCoversAStorageServer(t *testing.T) {
 }
 
 // The server is in another network namespace, behind DNAT: its socket is not seen
-// here, and its session would continue after the fence.
+// here, and its session would continue after the fence. Only when the server has
+// ended, and the packet filter's connection with it, is the fence confirmed.
 func TestFenceDoesNotCoverAForwardedPort(t *testing.T) {
 	t.Parallel()
-	s := newSite(t)
-	victim := s.host(1, 7)
-	pod := rig.NewMachine(t)
-	s.network.Attach(t, pod.Namespace, netip.MustParsePrefix("10.9.200.1/16"))
-	testkit.Value(storage.StartNBD(pod))(t)
-	s.machine.MustRun(t, "nft", fmt.Sprintf(`table ip forward {
-		chain pre { type nat hook prerouting priority dstnat; tcp dport %[1]d dnat to 10.9.200.1:%[1]d; }
-		chain post { type nat hook postrouting priority srcnat; ip daddr 10.9.200.1 masquerade; }
-	}`, storage.NBDPort))
-	s.machine.MustRun(t, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
-	session, err := storage.NBDSession(1, s.dial(victim, victim.v4, storage.NBDPort))
-	testkit.Must(t, err)
-	w := storage.NewWriter(1, session, pace)
-	t.Cleanup(w.Close)
-	s.await(20, w)
-	testkit.Value(storage.StartRecords(s.machine, recordPort))(t)
-	service := s.serve()
-	for range 2 {
-		err := service.Fence(t.Context(), nil, victimBlock)
-		s.code(err, codes.FailedPrecondition)
-		if err != nil && !strings.Contains(err.Error(), "a server at 10.9.200.1:10809") {
-			t.Errorf("the error does not name the server: %v", err)
-		}
+	for _, c := range []struct {
+		family, pod string
+		client      func(*host) netip.Addr
+	}{
+		{"ip", "10.9.200.1", func(h *host) netip.Addr { return h.v4 }},
+		{"ip6", "fd09:0:0:c8::1", func(h *host) netip.Addr { return h.v6 }},
+	} {
+		t.Run(c.family, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			victim := s.host(1, 7)
+			client := c.client(victim)
+			pod := rig.NewMachine(t)
+			s.network.Attach(t, pod.Namespace, netip.MustParsePrefix("10.9.200.1/16"), netip.MustParsePrefix("fd09:0:0:c8::1/48"))
+			disk := testkit.Value(storage.StartNBD(pod))(t)
+			server := netip.AddrPortFrom(netip.MustParseAddr(c.pod), storage.NBDPort).String()
+			s.machine.MustRun(t, "nft", fmt.Sprintf(`table %[1]s forward {
+				chain pre { type nat hook prerouting priority dstnat; tcp dport %[2]d dnat to %[3]s; }
+				chain post { type nat hook postrouting priority srcnat; %[1]s daddr %[4]s masquerade; }
+			}`, c.family, storage.NBDPort, server, c.pod))
+			s.machine.MustRun(t, "sh", "-c", `echo 1 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
+				for state in fin_wait close_wait last_ack; do echo 1 > /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_$state; done`)
+			session, err := storage.NBDSession(1, s.dial(victim, client, storage.NBDPort))
+			testkit.Must(t, err)
+			w := storage.NewWriter(1, session, pace)
+			t.Cleanup(w.Close)
+			s.await(20, w)
+			testkit.Value(storage.StartRecords(s.machine, recordPort))(t)
+			service := s.serve()
+			s.checks(service, client.String(), "would not be confirmed: host: 1 connections are forwarded", "forwarded session", "a server at "+server)
+			s.await(20, w) // a check fences nothing
+			block := netip.PrefixFrom(client, client.BitLen()).String()
+			for range 2 {
+				err := service.Fence(t.Context(), nil, block)
+				s.code(err, codes.FailedPrecondition)
+				if err != nil && !strings.Contains(err.Error(), "a server at "+server) {
+					t.Errorf("the error does not name the server: %v", err)
+				}
+			}
+			servers := testkit.Value(pod.Find(filepath.Join(pod.Dir, "nbd.conf")))(t)
+			if len(servers) != 2 {
+				t.Fatalf("%d processes of nbd-server, want the listening one and that of the session", len(servers))
+			}
+			for _, process := range servers {
+				testkit.Must(t, pod.KillAndWait(t.Context(), process.PID))
+			}
+			testkit.Value(storage.StartNBD(pod))(t)
+			eventually(t, "the fence is confirmed after the end of the server", func() error { return service.Fence(t.Context(), nil, block) })
+			_, before, err := storage.Newest(disk.Path, 1)
+			testkit.Must(t, err)
+			s.refused(victim, client, storage.NBDPort)
+			s.unfence(service, block)
+			again := s.dial(victim, client, storage.NBDPort)
+			session, err = storage.NBDSession(2, again)
+			testkit.Must(t, err)
+			later := storage.NewWriter(2, session, pace)
+			t.Cleanup(later.Close)
+			s.await(100, later)
+			if _, after, err := storage.Newest(disk.Path, 1); err != nil || !bytes.Equal(before, after) {
+				t.Errorf("the old session wrote after the answer (%v)", err)
+			}
+		})
 	}
-	s.checks(service, victim.v4.String(), "would not be confirmed: host: 1 connections are forwarded", "forwarded session", "a server at 10.9.200.1:10809")
 }
 
 // checks runs cleat fence check; problem is its error, empty if it has none.
