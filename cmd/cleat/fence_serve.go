@@ -169,6 +169,7 @@ func (s *fenceServer) open(ctx context.Context) error {
 		return err
 	}
 	s.Check("fences", s.enforcer.Check)
+	s.Check("coverage", s.enforcer.CheckCoverage)
 	s.Status("fences", s.status)
 	return nil
 }

@@ -19,7 +19,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/cleatproject/cleat/fence/enforce"
 	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/kubelet/watch"
@@ -248,8 +247,7 @@ func (s *serverStatus) addProblems() {
 	var document struct {
 		CSI    driverStatus `json:"csi"`
 		Fences struct {
-			Enforcers []enforce.EnforcerStatus `json:"enforcers"`
-			Ending    []json.RawMessage        `json:"ending"`
+			Ending []json.RawMessage `json:"ending"`
 		} `json:"fences"`
 		Host struct {
 			Plugins []watch.Status `json:"plugins"`
@@ -263,11 +261,6 @@ func (s *serverStatus) addProblems() {
 			if c.Severity == volume.Degraded {
 				s.Problems = append(s.Problems, fmt.Sprintf("%s %s: %s", c.Severity, c.Reason, c.Message))
 			}
-		}
-	}
-	for _, e := range document.Fences.Enforcers {
-		if e.Uncovered {
-			s.Problems = append(s.Problems, "no storage server listens on the fenced ports, a fence would protect nothing")
 		}
 	}
 	if n := len(document.Fences.Ending); n > 0 {

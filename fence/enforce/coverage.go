@@ -51,8 +51,8 @@ func (e *Enforcer) coverage(ctx context.Context, l *local, blocks []netip.Prefix
 	if err != nil {
 		return coverage, errs.Errorf(errs.Unavailable, "find the storage servers that the fence covers: %w", err)
 	}
-	before := l.servers.Swap(&coverage.Servers)
-	if len(coverage.Servers) == 0 && !l.Standby && (before == nil || len(*before) > 0) {
+	before := l.servers.Swap(&volume.Coverage{Servers: coverage.Servers, Uncovered: coverage.Uncovered})
+	if len(coverage.Servers) == 0 && !l.Standby && (before == nil || len(before.Servers) > 0) {
 		e.logger.WarnContext(ctx, "no storage server listens on the fenced ports, a fence would protect nothing", "enforcer", l.Name)
 	}
 	return coverage, nil
@@ -82,6 +82,27 @@ func (l *local) uncovered(c volume.Coverage) (why []string) {
 		why = append(why, fmt.Sprintf("%d connections are forwarded out of this network namespace, one from %s to %s of %s, and would continue after the fence: run the service in the server's network namespace, or restart the server", n, s.Client, s.Server, s.Holder))
 	}
 	return why
+}
+
+// CheckCoverage fails while no fence would be confirmed here, whatever its clients:
+// for /readyz, so that a service that protects nothing is noticed before an
+// outage. It reports the last check.
+func (e *Enforcer) CheckCoverage(context.Context) error {
+	var why []string
+	for _, l := range e.locals {
+		_, can := l.Fencer.(coverer)
+		switch last := l.servers.Load(); {
+		case !can:
+		case last == nil:
+			why = append(why, "the storage servers on the fenced ports have not been read yet")
+		default:
+			why = append(why, l.uncovered(*last)...)
+		}
+	}
+	if len(why) == 0 {
+		return nil
+	}
+	return errs.Errorf(errs.Precondition, "a fence would not be confirmed: %s", strings.Join(why, "; "))
 }
 
 func describe(l volume.Listener) string {

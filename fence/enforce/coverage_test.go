@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -75,13 +76,24 @@ func TestGuardCompletesAFenceWhenItsServerStarts(t *testing.T) {
 		return plan.Fence(now, req("a", "10.0.0.1/32"), long), nil
 	})
 	testkit.Must(t, err, r.Restore(t.Context()))
-	defer r.guard()()
+	testkit.WantError(t, "before the first check", r.CheckCoverage(t.Context()), errs.Precondition, "have not been read yet")
+	stop := sync.OnceFunc(r.guard())
+	defer stop()
 	testkit.Eventually(t, "the missing server is counted", func() bool { return r.locals[0].servers.Load() != nil })
+	testkit.WantError(t, "without a server", r.CheckCoverage(t.Context()), errs.Precondition, "no storage server listens")
 	if n := testkit.Metric(t, r.registry, "cleat_fence_blocks", "phase=fenced"); n != 0 {
 		t.Errorf("%v fences are confirmed without a server", n)
 	}
 	found.Store(&volume.Coverage{Servers: []volume.Listener{{}}})
 	testkit.Eventually(t, "the fence is confirmed", func() bool { return r.phases() == "10.0.0.1/32 a fenced" })
+	testkit.Must(t, r.CheckCoverage(t.Context()))
+	found.Store(&volume.Coverage{Servers: []volume.Listener{{}}, Uncovered: []volume.Listener{{Holder: "nvmet over RDMA"}}})
+	testkit.Eventually(t, "the server over RDMA is reported", func() bool { return errs.KindOf(r.CheckCoverage(t.Context())) == errs.Precondition })
+	found.Store(&volume.Coverage{})
+	testkit.Eventually(t, "the missing server is counted again", func() bool { return len(r.locals[0].servers.Load().Servers) == 0 })
+	stop()
+	r.locals[0].Standby = true
+	testkit.Must(t, r.CheckCoverage(t.Context()))
 }
 
 // Coverage answers before there is a fence what Fence would answer.

@@ -24,7 +24,7 @@ type local struct {
 	applied []netip.Prefix
 	known   bool // applied is this process's last Apply
 	inForce atomic.Bool
-	servers atomic.Pointer[[]volume.Listener] // last read; nil: not yet, or no coverer
+	servers atomic.Pointer[volume.Coverage] // last read, of servers only; nil: not yet, or no coverer
 }
 
 // exclusive calls fn with the ledger's desired blocks.

@@ -81,7 +81,7 @@ func (e *Enforcer) observe(fences []volume.Fence, ending []ledger.Ending) {
 		}
 		e.metrics.ending.WithLabelValues(l.Name).Set(float64(waiting))
 		if servers := l.servers.Load(); servers != nil {
-			e.metrics.servers.WithLabelValues(l.Name).Set(float64(len(*servers)))
+			e.metrics.servers.WithLabelValues(l.Name).Set(float64(len(servers.Servers)))
 		}
 	}
 	for _, p := range e.peers {
@@ -122,9 +122,6 @@ type EnforcerStatus struct {
 	Holds bool   `json:"holds"` // fences are in force; a peer: answered the last call
 	// Servers listen on the fenced ports; only of a packet filter.
 	Servers []volume.Listener `json:"servers,omitempty"`
-	// Uncovered: the last look found no such server, so that a fence would protect
-	// nothing.
-	Uncovered bool `json:"uncovered,omitempty"`
 }
 
 // Ending lists sessions of fenced clients that have not ended, for which Fence
@@ -170,8 +167,7 @@ func (e *Enforcer) Status(ctx context.Context) (Status, error) {
 	for _, l := range e.locals {
 		status := EnforcerStatus{Name: l.Name, Holds: l.inForce.Load()}
 		if servers := l.servers.Load(); servers != nil {
-			status.Servers = *servers
-			status.Uncovered = len(*servers) == 0 && !l.Standby
+			status.Servers = servers.Servers
 		}
 		s.Enforcers = append(s.Enforcers, status)
 	}

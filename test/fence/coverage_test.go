@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/test/fence/rig"
 	"github.com/cleatproject/cleat/test/fence/serve"
 	"github.com/cleatproject/cleat/test/fence/storage"
@@ -24,7 +25,9 @@ func TestFenceCoversAStorageServer(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	victim := s.host(1, 7)
-	service := s.serve("--ports", "4420")
+	status := filepath.Join(s.machine.Dir, "status.sock")
+	service := s.serve("--ports", "4420", "--metrics-address", status, "--check-interval", "100ms")
+	s.awaitReady(status, false)
 	incomplete := func(words ...string) {
 		t.Helper()
 		err := service.Fence(t.Context(), nil, victimBlock)
@@ -51,6 +54,7 @@ func TestFenceCoversAStorageServer(t *testing.T) {
 	t.Cleanup(w.Close)
 	s.await(20, w)
 	testkit.Value(storage.StartRecords(s.machine, recordPort))(t)
+	s.awaitReady(status, true)
 	incomplete("1 sessions use ports that are not fenced", "10809", "nbd-server (process ")
 	s.checks(service, victim.v4.String(), "a fence would not be confirmed: host: 1 sessions use ports that are not fenced", "session on an open port   10.9.1.7:")
 	s.await(20, w) // the client writes on, which is why
@@ -148,6 +152,23 @@ func TestFenceDoesNotCoverAForwardedPort(t *testing.T) {
 			}
 		})
 	}
+}
+
+// awaitReady waits until the service says on /readyz that its fences would cover
+// a storage server, or that they would not.
+func (s *site) awaitReady(status string, want bool) {
+	s.t.Helper()
+	eventually(s.t, "/readyz", func() error {
+		var document struct {
+			Ready  bool              `json:"ready"`
+			Checks map[string]string `json:"checks"`
+		}
+		err := server.Ask(s.t.Context(), status, "/readyz", &document)
+		if err != nil || document.Ready != want || !want && !strings.Contains(document.Checks["coverage"], "no storage server listens") {
+			return fmt.Errorf("%+v (%w), want ready: %t", document, err, want)
+		}
+		return nil
+	})
 }
 
 // checks runs cleat fence check; problem is its error, empty if it has none.
