@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,7 +17,6 @@ import (
 	"github.com/cleatproject/cleat/test/driver"
 	"github.com/cleatproject/cleat/test/features"
 	"github.com/cleatproject/cleat/test/testkit"
-	"github.com/cleatproject/cleat/test/tree"
 )
 
 // release is a program under test and its source.
@@ -27,21 +25,8 @@ type release struct{ name, source, program string }
 // releases returns the release of this tree and the one before.
 func releases(t *testing.T) (current, previous release) {
 	t.Helper()
-	features.Need(t, features.History)
-	dir, root := t.TempDir(), testkit.Root(t)
-	archive := tree.Git(root, "archive", "--format=tar", "--output="+dir+"/source.tar", features.PreviousRelease)
-	if out, err := archive.CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v: %s", archive, err, out)
-	}
-	previous = release{"previous", filepath.Join(dir, "source"), filepath.Join(dir, "cleat")}
-	testkit.Must(t, os.Mkdir(previous.source, 0o700))
-	testkit.Run(t, "tar", "-xf", dir+"/source.tar", "-C", previous.source)
-	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-tags", "crashpoints", "-o", previous.program, testkit.Cleat)
-	build.Dir, build.Env = previous.source, append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the previous release: %v\n%s", err, out)
-	}
-	return release{"current", root, cleat}, previous
+	source, program := features.BuildPrevious(t)
+	return release{"current", testkit.Root(t), cleat}, release{"previous", source, program}
 }
 
 // TestUpgrade starts the driver of this tree on the state of the previous

@@ -8,12 +8,15 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/tree"
 )
 
@@ -42,8 +45,8 @@ const CephFS = "cephfs"
 // History is the repository's history back to PreviousRelease.
 const History = "history"
 
-// PreviousRelease is the commit of the previous release, which the upgrade test
-// (test/csi) builds. It moves with each release.
+// PreviousRelease is the commit of the previous release, which the upgrade tests
+// (test/csi, test/fence) build. It moves with each release.
 const PreviousRelease = "ff40bafc41452a8b2e5d9d45fcd4f1c1b878abaf"
 
 // All returns the list.
@@ -119,6 +122,27 @@ func hasNVMeTarget() (bool, error) {
 func hasCephFS() (bool, error) {
 	types, err := os.ReadFile("/proc/filesystems")
 	return strings.Contains(string(types), "\tceph\n"), err
+}
+
+// BuildPrevious builds cleat of the previous release, with crash points, and
+// returns its source and the program. It needs History.
+func BuildPrevious(t testing.TB) (source, program string) {
+	t.Helper()
+	Need(t, History)
+	dir := t.TempDir()
+	source, program = filepath.Join(dir, "source"), filepath.Join(dir, "cleat")
+	archive := tree.Git(testkit.Root(t), "archive", "--format=tar", "--output="+dir+"/source.tar", PreviousRelease)
+	if out, err := archive.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", archive, err, out)
+	}
+	testkit.Must(t, os.Mkdir(source, 0o700))
+	testkit.Run(t, "tar", "-xf", dir+"/source.tar", "-C", source)
+	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-tags", "crashpoints", "-o", program, testkit.Cleat)
+	build.Dir, build.Env = source, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the previous release: %v\n%s", err, out)
+	}
+	return source, program
 }
 
 // hasPreviousRelease reports whether git has the commit. It is absent too where git is
