@@ -54,7 +54,7 @@ func (s *Sockets) Coverage(ctx context.Context, blocks []netip.Prefix) (volume.C
 		return volume.Coverage{}, err
 	}
 	if !s.config.AllowRDMA {
-		coverage.Uncovered, err = rdmaServers("/")
+		coverage.Uncovered, err = rdmaServers(hostRoot())
 	}
 	return coverage, err
 }

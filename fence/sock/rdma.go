@@ -58,6 +58,17 @@ func rdmaServers(root string) ([]volume.Listener, error) {
 	return append(found, rdmaProcesses(root)...), nil
 }
 
+// hostRoot is the root directory of the first visible process: in a container
+// with the machine's PID namespace, that of the machine, which has configfs and
+// nfsd's files.
+func hostRoot() string {
+	const first = "/proc/1/root"
+	if _, err := os.Stat(filepath.Join(first, "proc/self")); err != nil {
+		return "/"
+	}
+	return first
+}
+
 // rdmaProcesses are storage servers that have an RDMA device open.
 func rdmaProcesses(root string) (found []volume.Listener) {
 	names, _ := filepath.Glob(filepath.Join(root, "proc/[0-9]*/comm"))
