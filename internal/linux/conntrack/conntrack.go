@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strings"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -74,8 +75,10 @@ const (
 // Linux 5.18 the kernel selects them; before, all connections are read. A read
 // that outlasts ctx ends without the caller.
 func (c *Conn) Translated(ctx context.Context) ([]Flow, error) {
-	// Without the file the kernel tracks no connections.
-	if _, err := os.Stat("/proc/sys/net/netfilter/nf_conntrack_count"); errors.Is(err, os.ErrNotExist) {
+	// Without the file the kernel tracks no connections. A dump of an empty table
+	// takes milliseconds too: all namespaces share the kernel's table.
+	count, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
+	if errors.Is(err, os.ErrNotExist) || strings.TrimSpace(string(count)) == "0" {
 		return nil, nil
 	}
 	type result struct {
@@ -84,13 +87,8 @@ func (c *Conn) Translated(ctx context.Context) ([]Flow, error) {
 	}
 	done := make(chan result, 1)
 	go func() {
-		v4, err := c.dump(unix.AF_INET)
-		if err != nil {
-			done <- result{nil, err}
-			return
-		}
-		v6, err := c.dump(unix.AF_INET6)
-		done <- result{append(v4, v6...), err}
+		flows, err := c.dump()
+		done <- result{flows, err}
 	}()
 	select {
 	case r := <-done:
@@ -100,7 +98,9 @@ func (c *Conn) Translated(ctx context.Context) ([]Flow, error) {
 	}
 }
 
-func (c *Conn) dump(family uint8) ([]Flow, error) {
+// dump reads the connections of both families at once: each dump walks the whole
+// table.
+func (c *Conn) dump() ([]Flow, error) {
 	e := netlink.NewAttributeEncoder()
 	e.ByteOrder = binary.BigEndian
 	e.Uint32(status, translated)
@@ -110,7 +110,7 @@ func (c *Conn) dump(family uint8) ([]Flow, error) {
 	}
 	messages, err := c.conn.Execute(netlink.Message{
 		Header: netlink.Header{Type: getMessage, Flags: netlink.Request | netlink.Dump},
-		Data:   append([]byte{family, unix.NFNETLINK_V0, 0, 0}, attributes...),
+		Data:   append([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}, attributes...),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list the tracked connections: %w", err)
