@@ -343,7 +343,7 @@ func defaultMore(name string, setting func(flag, option string) string) string {
 	case serverCSI:
 		return "cleat csi status" + setting("state-dir", "state-dir")
 	case serverFence:
-		return "cleat fence list" + setting("endpoint", "endpoint")
+		return "cleat fence check" + setting("endpoint", "endpoint")
 	case serverHost:
 		return "cleat plugins why" + setting("socket", "host")
 	}

@@ -88,7 +88,7 @@ func TestStatusOfServers(t *testing.T) {
 	if s := statusOf(t, all, host); s.Server != "host" || s.State != isReady || s.More != "cleat plugins why --host "+at("host/host.sock") || s.Status["host"] == nil {
 		t.Errorf("the host: %+v", s)
 	}
-	if s := statusOf(t, all, fence); s.Server != "fence serve" || s.Socket != at("fence/"+server.StatusName) || s.More != "cleat fence list --endpoint "+at("f/f.sock") {
+	if s := statusOf(t, all, fence); s.Server != "fence serve" || s.Socket != at("fence/"+server.StatusName) || s.More != "cleat fence check --endpoint "+at("f/f.sock") {
 		t.Errorf("the fence: %+v", s)
 	}
 	// A process that hangs, and one whose socket is gone, are shown.
@@ -132,7 +132,7 @@ func TestStatusOfDefaultPlaces(t *testing.T) {
 	})
 	search.isCleat = func(string) bool { return false }
 	all, err := search.run(t.Context())
-	if s := statusOf(t, all, fence); err != nil || s.State != isReady || s.Server != serverFence || s.More != "cleat fence list" {
+	if s := statusOf(t, all, fence); err != nil || s.State != isReady || s.Server != serverFence || s.More != "cleat fence check" {
 		t.Errorf("by its socket: %+v, %v", s, err)
 	}
 	testkit.Must(t, fence.Process.Kill())
