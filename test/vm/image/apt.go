@@ -18,17 +18,11 @@ import (
 // is only read.
 type apt struct{ dir string }
 
-// The source of the backports is separate, because it is allowed to fail.
-const (
-	backportsDir  = "backports.d"
-	backportsList = backportsDir + "/backports.list"
-)
-
 func (a apt) path(name string) string { return filepath.Join(a.dir, name) }
 
 // configure writes the private configuration.
 func (a apt) configure(ctx context.Context) error {
-	for _, dir := range []string{"none", backportsDir, "state/lists/partial", "cache/archives/partial", "trusted"} {
+	for _, dir := range []string{"none", partsOf(Backports), partsOf(Testing), "state/lists/partial", "cache/archives/partial", "trusted"} {
 		if err := os.MkdirAll(a.path(dir), 0o755); err != nil {
 			return err
 		}
@@ -41,7 +35,7 @@ func (a apt) configure(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the host's apt sources: %w", err)
 	}
-	sources, backports, err := sourcesFor(codename, targets)
+	sources, optional, err := sourcesFor(codename, targets)
 	if err != nil {
 		return err
 	}
@@ -56,9 +50,11 @@ func (a apt) configure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for name, text := range map[string]string{
-		"sources.list": sources, backportsList: backports, "state/status": "", "apt.conf": a.config(me.Username) + network(dump),
-	} {
+	files := map[string]string{"sources.list": sources, "state/status": "", "apt.conf": a.config(me.Username) + network(dump)}
+	for source, text := range optional {
+		files[filepath.Join(partsOf(source), "source.list")] = text
+	}
+	for name, text := range files {
 		if err := os.WriteFile(a.path(name), []byte(text), 0o644); err != nil {
 			return err
 		}
@@ -115,10 +111,11 @@ func codename() (string, error) {
 }
 
 // sourcesFor selects the release's sources from apt's index targets (lines of
-// repository, suite, component). The source of the backports is derived from
-// that of the release.
-func sourcesFor(codename, targets string) (sources, backports string, err error) {
+// repository, suite, component). The optional sources are derived from that of
+// the release.
+func sourcesFor(codename, targets string) (sources string, optional map[Source]string, err error) {
 	var all []string
+	optional = map[Source]string{}
 	for line := range strings.Lines(targets) {
 		fields := strings.Fields(line)
 		if len(fields) != 3 || fields[2] != "main" {
@@ -127,7 +124,9 @@ func sourcesFor(codename, targets string) (sources, backports string, err error)
 		repository, suite := fields[0], fields[1]
 		switch suite {
 		case codename:
-			backports = fmt.Sprintf("deb %s %s-backports main\n", repository, codename)
+			for source, suite := range suites(codename) {
+				optional[source] = fmt.Sprintf("deb %s %s main\n", repository, suite)
+			}
 		case codename + "-updates", codename + "-security":
 		default:
 			continue
@@ -136,10 +135,10 @@ func sourcesFor(codename, targets string) (sources, backports string, err error)
 			all = append(all, entry)
 		}
 	}
-	if backports == "" {
-		return "", "", fmt.Errorf("apt has no source for %s main, which the guests are built from", codename)
+	if len(optional) == 0 {
+		return "", nil, fmt.Errorf("apt has no source for %s main, which the guests are built from", codename)
 	}
-	return strings.Join(all, ""), backports, nil
+	return strings.Join(all, ""), optional, nil
 }
 
 // network selects the network settings of apt-config dump: proxies, retries,
@@ -154,19 +153,26 @@ func network(dump string) string {
 	return b.String()
 }
 
-// update fetches the package lists. missing is the reason if there are no
-// backports.
-func (a apt) update(ctx context.Context) (missing, err error) {
-	const strict = "-oAPT::Update::Error-Mode=any" // makes an unreachable source an error instead of a warning
-	if _, err := a.get(ctx, strict, "update"); err != nil {
-		return nil, err
-	}
-	_, missing = a.get(ctx, "-o", "Dir::Etc::sourcelist="+a.path("none/list"), "-o", a.backports(), "-o", "APT::Get::List-Cleanup=0", strict, "update")
-	return missing, nil
+// strict makes an unreachable source an error instead of a warning.
+const strict = "-oAPT::Update::Error-Mode=any"
+
+// update fetches the package lists of the release.
+func (a apt) update(ctx context.Context) error {
+	_, err := a.get(ctx, strict, "update")
+	return err
 }
 
-// backports is the option that adds the source of the backports.
-func (a apt) backports() string { return "Dir::Etc::sourceparts=" + a.path(backportsDir) }
+// updateOptional fetches the package lists of a source that can be missing.
+func (a apt) updateOptional(ctx context.Context, source Source) error {
+	_, err := a.get(ctx, "-o", "Dir::Etc::sourcelist="+a.path("none/list"), "-o", a.with(source), "-o", "APT::Get::List-Cleanup=0", strict, "update")
+	return err
+}
+
+// with is the option that adds a source to the release's. Each has a directory of
+// its own: apt would take dependencies from the newest.
+func (a apt) with(source Source) string { return "Dir::Etc::sourceparts=" + a.path(partsOf(source)) }
+
+func partsOf(source Source) string { return string(source) + ".d" }
 
 // Package is a Debian package with its version.
 type Package struct {
@@ -176,12 +182,12 @@ type Package struct {
 
 func (p Package) String() string { return p.Name + "=" + p.Version }
 
-// closure returns the named packages with all dependencies. An empty suite is
-// the release itself.
-func (a apt) closure(ctx context.Context, suite string, names ...string) ([]Package, error) {
+// closure returns the named packages with all dependencies. suite is that of the
+// source.
+func (a apt) closure(ctx context.Context, source Source, suite string, names ...string) ([]Package, error) {
 	args := []string{"--simulate", "--no-install-recommends", "-y"}
-	if suite != "" {
-		args = append(args, "-o", a.backports(), "--target-release", suite)
+	if source != Stable {
+		args = append(args, "-o", a.with(source), "--target-release", suite)
 	}
 	text, err := a.get(ctx, append(append(args, "install"), names...)...)
 	if err != nil {
@@ -213,10 +219,10 @@ func parseSimulation(text string) ([]Package, error) {
 	return all, nil
 }
 
-// download downloads packages into a directory and returns the paths of the
-// .deb files.
-func (a apt) download(ctx context.Context, packages []Package, dir string) ([]string, error) {
-	args := []string{"-o", a.backports(), "-q", "download"}
+// download downloads packages of a source into a directory and returns the paths
+// of the .deb files.
+func (a apt) download(ctx context.Context, source Source, packages []Package, dir string) ([]string, error) {
+	args := []string{"-o", a.with(source), "-q", "download"}
 	for _, p := range packages {
 		args = append(args, p.String())
 	}

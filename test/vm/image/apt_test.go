@@ -21,7 +21,7 @@ http://security.example/ bookworm-security main
 http://mirror.example/debian/ bookworm main
 https://other.example/ nodistro main
 `
-	sources, backports, err := sourcesFor("bookworm", targets)
+	sources, optional, err := sourcesFor("bookworm", targets)
 	testkit.Must(t, err)
 	want := `deb http://mirror.example/debian/ bookworm main
 deb http://mirror.example/debian/ bookworm-updates main
@@ -30,8 +30,10 @@ deb http://security.example/ bookworm-security main
 	if diff := cmp.Diff(want, sources); diff != "" {
 		t.Errorf("sources (-want +got)\n%s", diff)
 	}
-	if want := "deb http://mirror.example/debian/ bookworm-backports main\n"; backports != want {
-		t.Errorf("backports %q, want %q", backports, want)
+	if diff := cmp.Diff(map[Source]string{
+		Backports: "deb http://mirror.example/debian/ bookworm-backports main\n", Testing: "deb http://mirror.example/debian/ testing main\n",
+	}, optional); diff != "" {
+		t.Errorf("optional sources (-want +got)\n%s", diff)
 	}
 	if _, _, err := sourcesFor("trixie", targets); err == nil || !strings.Contains(err.Error(), "no source for trixie main") {
 		t.Errorf("release without source: got %v", err)

@@ -75,13 +75,13 @@ func (s *Store) Guest(ctx context.Context, r Recipe) (Files, error) {
 		}
 		kernel, found := p.Kernels[r.Kernel]
 		if !found {
-			return fmt.Errorf("%w: %s", ErrNoBackports, p.Missing)
+			return fmt.Errorf("%w: %s", ErrNoSource, p.Missing[r.Kernel])
 		}
-		root, release, err := s.kernel(ctx, kernel)
+		root, release, err := s.kernel(ctx, r.Kernel, kernel)
 		if err != nil {
 			return err
 		}
-		tools, err := s.unpack(ctx, "tools", p.Tools, nil)
+		tools, err := s.unpack(ctx, Stable, "tools", p.Tools, nil)
 		if err != nil {
 			return err
 		}
@@ -94,8 +94,8 @@ func (s *Store) Guest(ctx context.Context, r Recipe) (Files, error) {
 	return files, nil
 }
 
-// ErrNoBackports means that the Debian backports are not available.
-var ErrNoBackports = errors.New("no Debian backports available")
+// ErrNoSource means that Debian's backports or Debian testing are not available.
+var ErrNoSource = errors.New("this source of Debian packages is not available")
 
 // recipe is a Recipe with the paths of its unpacked packages.
 type recipe struct {

@@ -11,10 +11,13 @@ import (
 	"path/filepath"
 )
 
-// kernel returns the unpacked package of a kernel, with depmod's tables and an
+// kernel returns the unpacked packages of a kernel, with depmod's tables and an
 // uncompressed boot/vmlinux. The caller holds the lock.
-func (s *Store) kernel(ctx context.Context, p Package) (root, release string, err error) {
-	root, err = s.unpack(ctx, "kernel", []Package{p}, func(root string) error {
+func (s *Store) kernel(ctx context.Context, source Source, packages []Package) (root, release string, err error) {
+	root, err = s.unpack(ctx, source, "kernel", packages, func(root string) error {
+		if err := os.Symlink("usr/lib", filepath.Join(root, "lib")); err != nil && !errors.Is(err, os.ErrExist) { // merged /usr, since 7.2
+			return err
+		}
 		release, err := kernelRelease(root)
 		if err != nil {
 			return err
@@ -22,13 +25,23 @@ func (s *Store) kernel(ctx context.Context, p Package) (root, release string, er
 		if err := depmod(ctx, root, release); err != nil {
 			return err
 		}
-		return unpackKernel(ctx, filepath.Join(root, "boot", "vmlinuz-"+release), filepath.Join(root, "boot", "vmlinux"))
+		return errors.Join(os.MkdirAll(filepath.Join(root, "boot"), 0o755),
+			unpackKernel(ctx, bootFile(root, release, "vmlinuz"), filepath.Join(root, "boot", "vmlinux")))
 	})
 	if err != nil {
 		return "", "", err
 	}
 	release, err = kernelRelease(root)
 	return root, release, err
+}
+
+// bootFile returns the path of a kernel's file, which since 7.2 is not in /boot.
+func bootFile(root, release, name string) string {
+	file := filepath.Join(root, "boot", name+"-"+release)
+	if _, err := os.Stat(file); errors.Is(err, os.ErrNotExist) {
+		return filepath.Join(root, "lib", "modules", release, name)
+	}
+	return file
 }
 
 func kernelRelease(root string) (string, error) {

@@ -126,7 +126,7 @@ func (t *moduleTree) closure(names ...string) ([]string, error) {
 // depmod creates the module tables, which the package leaves to its
 // installation script.
 func depmod(ctx context.Context, root, release string) error {
-	_, err := output(exec.CommandContext(ctx, "depmod", "--basedir", root, "--filesyms", filepath.Join(root, "boot", "System.map-"+release), release))
+	_, err := output(exec.CommandContext(ctx, "depmod", "--basedir", root, "--filesyms", bootFile(root, release, "System.map"), release))
 	return err
 }
 

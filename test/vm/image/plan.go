@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -21,7 +22,13 @@ type Source string
 const (
 	Stable    Source = "stable"    // the host's Debian release with updates
 	Backports Source = "backports" // that release's backports
+	Testing   Source = "testing"   // Debian testing; it has a kernel only
 )
+
+// suites returns apt's names of the optional sources.
+func suites(codename string) map[Source]string {
+	return map[Source]string{Backports: codename + "-backports", Testing: "testing"}
+}
 
 // fresh is how long package lists are used; retry is the delay after a failed
 // update.
@@ -34,14 +41,13 @@ const (
 // follow Debian's security updates.
 type plan struct {
 	Made     time.Time
-	Next     time.Time         // time of the next update
-	Suites   map[Source]string // apt's suite names; stable has no entry
-	Kernels  map[Source]Package
+	Next     time.Time // time of the next update
+	Kernels  map[Source][]Package
 	Emulator []Package // QEMU of the backports
 	Tools    []Package // with all dependencies
 	Asked    []string  // value of toolPackages that Tools belong to
-	// Missing is the reason if there are no backports.
-	Missing string
+	// Missing has the reason if an optional source is not available.
+	Missing map[Source]string
 }
 
 // toolPackages have the programs that guests can use.
@@ -120,8 +126,7 @@ func (s *Store) makePlan(ctx context.Context) (*plan, error) {
 	if err := a.configure(ctx); err != nil {
 		return nil, err
 	}
-	missing, err := a.update(ctx)
-	if err != nil {
+	if err := a.update(ctx); err != nil {
 		return nil, err
 	}
 	release, err := codename()
@@ -129,34 +134,39 @@ func (s *Store) makePlan(ctx context.Context) (*plan, error) {
 		return nil, err
 	}
 	now := time.Now()
-	p := &plan{Made: now, Next: now.Add(fresh), Asked: toolPackages(), Kernels: map[Source]Package{}, Suites: map[Source]string{Backports: release + "-backports"}}
-	if p.Tools, err = a.closure(ctx, "", toolPackages()...); err != nil {
+	p := &plan{Made: now, Next: now.Add(fresh), Asked: toolPackages(), Kernels: map[Source][]Package{}, Missing: map[Source]string{}}
+	if p.Tools, err = a.closure(ctx, Stable, "", toolPackages()...); err != nil {
 		return nil, err
 	}
-	if p.Kernels[Stable], err = a.kernel(ctx, ""); err != nil {
+	if p.Kernels[Stable], err = a.kernel(ctx, Stable, ""); err != nil {
 		return nil, err
 	}
-	if missing == nil {
-		missing = s.planBackports(ctx, p)
-	}
-	if missing != nil {
-		p.Missing = missing.Error()
-		s.log("no backports: %v", missing)
+	for source, suite := range suites(release) {
+		if err := s.planOptional(ctx, p, source, suite); err != nil {
+			p.Missing[source] = err.Error()
+			s.log("no packages of %s: %v", source, err)
+		}
 	}
 	return p, nil
 }
 
-func (s *Store) planBackports(ctx context.Context, p *plan) error {
-	suite := p.Suites[Backports]
-	kernel, err := s.apt().kernel(ctx, suite)
+func (s *Store) planOptional(ctx context.Context, p *plan, source Source, suite string) error {
+	if err := s.apt().updateOptional(ctx, source); err != nil {
+		return err
+	}
+	kernel, err := s.apt().kernel(ctx, source, suite)
 	if err != nil {
 		return err
 	}
-	all, err := s.apt().closure(ctx, suite, "qemu-system-x86")
+	if source != Backports {
+		p.Kernels[source] = kernel
+		return nil
+	}
+	all, err := s.apt().closure(ctx, source, suite, "qemu-system-x86")
 	if err != nil {
 		return err
 	}
-	p.Kernels[Backports] = kernel
+	p.Kernels[source] = kernel
 	for _, pkg := range all {
 		if slices.Contains(emulatorPackages(), pkg.Name) {
 			p.Emulator = append(p.Emulator, pkg)
@@ -165,25 +175,29 @@ func (s *Store) planBackports(ctx context.Context, p *plan) error {
 	return nil
 }
 
-// kernel returns the kernel package that linux-image-amd64 depends on.
-func (a apt) kernel(ctx context.Context, suite string) (Package, error) {
-	all, err := a.closure(ctx, suite, "linux-image-amd64")
+var kernelPackage = regexp.MustCompile("^linux-(base|binary|image|modules)-[0-9]")
+
+// kernel returns the kernel packages that linux-image-amd64 depends on: one, and
+// since 7.2 others with the kernel and its modules.
+func (a apt) kernel(ctx context.Context, source Source, suite string) ([]Package, error) {
+	all, err := a.closure(ctx, source, suite, "linux-image-amd64")
 	if err != nil {
-		return Package{}, err
+		return nil, err
 	}
-	for _, p := range all {
-		if strings.HasPrefix(p.Name, "linux-image-") && p.Name != "linux-image-amd64" {
-			return p, nil
-		}
+	all = slices.DeleteFunc(all, func(p Package) bool {
+		return !kernelPackage.MatchString(p.Name)
+	})
+	if len(all) == 0 {
+		return nil, errors.New("linux-image-amd64 has no kernel dependency")
 	}
-	return Package{}, errors.New("linux-image-amd64 has no kernel dependency")
+	return all, nil
 }
 
 func (s *Store) apt() apt { return apt{dir: filepath.Join(s.dir, "apt")} }
 
-// unpack returns a directory with the contents of packages; finish can add to
-// it. The caller holds the lock.
-func (s *Store) unpack(ctx context.Context, name string, packages []Package, finish func(root string) error) (string, error) {
+// unpack returns a directory with the contents of a source's packages; finish can
+// add to it. The caller holds the lock.
+func (s *Store) unpack(ctx context.Context, source Source, name string, packages []Package, finish func(root string) error) (string, error) {
 	return s.once(packagesDir, name+"-"+hashOf(packages), func(root string) error {
 		s.log("downloading and unpacking %s", describe(packages))
 		archives := filepath.Join(s.dir, downloadDir)
@@ -194,7 +208,7 @@ func (s *Store) unpack(ctx context.Context, name string, packages []Package, fin
 			return err
 		}
 		defer os.RemoveAll(archives)
-		found, err := s.apt().download(ctx, packages, archives)
+		found, err := s.apt().download(ctx, source, packages, archives)
 		if err != nil {
 			return errors.Join(err, s.doubt())
 		}

@@ -46,13 +46,13 @@ func (s *Store) backportsQEMU(ctx context.Context) (QEMU, error) {
 		if err != nil {
 			return err
 		}
-		if p.Missing != "" {
-			return fmt.Errorf("%w: %s", ErrNoBackports, p.Missing)
+		if missing := p.Missing[Backports]; missing != "" {
+			return fmt.Errorf("%w: %s", ErrNoSource, missing)
 		}
 		if len(p.Emulator) != len(emulatorPackages()) {
 			return errors.New("the QEMU packages of the backports are incomplete")
 		}
-		root, err := s.unpack(ctx, "qemu", p.Emulator, nil)
+		root, err := s.unpack(ctx, Backports, "qemu", p.Emulator, nil)
 		if err != nil {
 			return err
 		}

@@ -102,15 +102,15 @@ func TestOldPlanIsUsedWithoutNetwork(t *testing.T) {
 	if p, err := s.plan(offline); err == nil {
 		t.Errorf("got a plan without package lists: %+v", p)
 	}
-	made := &plan{Made: time.Now(), Next: time.Now().Add(time.Minute), Asked: toolPackages(), Missing: "of this test"}
+	made := &plan{Made: time.Now(), Next: time.Now().Add(time.Minute), Asked: toolPackages(), Missing: map[Source]string{Backports: "of this test"}}
 	testkit.Must(t, s.writePlan(made))
-	if p, err := s.plan(t.Context()); err != nil || p.Missing != made.Missing {
+	if p, err := s.plan(t.Context()); err != nil || p.Missing[Backports] != made.Missing[Backports] {
 		t.Errorf("%+v, %v", p, err)
 	}
 	// An expired plan is used again if no new one can be made.
 	testkit.Must(t, s.doubt())
 	p, err := s.plan(offline)
-	if err != nil || p.Missing != made.Missing {
+	if err != nil || p.Missing[Backports] != made.Missing[Backports] {
 		t.Fatalf("%+v, %v", p, err)
 	}
 	if wait := time.Until(p.Next); wait <= 0 || wait > retry {
@@ -134,7 +134,7 @@ func TestInvalidPlanIsIgnored(t *testing.T) {
 // A plan for other tools is outdated.
 func TestPlanForOtherToolsIsRenewed(t *testing.T) {
 	s := store(t)
-	testkit.Must(t, s.writePlan(&plan{Made: time.Now(), Next: time.Now().Add(time.Minute), Asked: []string{"coreutils"}, Missing: "of this test"}))
+	testkit.Must(t, s.writePlan(&plan{Made: time.Now(), Next: time.Now().Add(time.Minute), Asked: []string{"coreutils"}, Missing: map[Source]string{Backports: "of this test"}}))
 	offline, cancel := context.WithCancel(t.Context())
 	cancel()
 	p, err := s.plan(offline) // the update fails, so the old plan is used

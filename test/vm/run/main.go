@@ -80,7 +80,7 @@ func prepare(ctx context.Context, log func(format string, args ...any)) error {
 		if err == nil {
 			_, err = store.Guest(ctx, image.Recipe{Kernel: source, Programs: image.Filesystems()})
 		}
-		if err != nil && !errors.Is(err, image.ErrNoBackports) {
+		if err != nil && !errors.Is(err, image.ErrNoSource) {
 			return err
 		}
 	}
@@ -95,7 +95,7 @@ func parse(args []string, scratch string) (vm.Spec, []string, error) {
 		fmt.Fprintln(flags.Output(), "Boot a test guest, with a shell or for one command.\n\nUsage:\n       go run ./test/vm/run [flags] [command...]\n       go run ./test/vm/run -prepare\n\nExample:\n       go run ./test/vm/run -disk 400 lsblk\n\nFlags:")
 		flags.PrintDefaults()
 	}
-	kernel := flags.String("kernel", string(image.Stable), "Debian suite of the kernel: stable or backports")
+	kernel := flags.String("kernel", string(image.Stable), "Debian suite of the kernel: stable, backports or testing")
 	emulator := flags.String("emulator", string(image.Stable), "Debian suite of QEMU: stable or backports")
 	flags.IntVar(&spec.Memory, "memory", 1024, "memory in MiB")
 	flags.IntVar(&spec.Processors, "processors", 1, "number of processors")

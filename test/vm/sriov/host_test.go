@@ -26,7 +26,7 @@ import (
 func TestHost(t *testing.T) {
 	t.Parallel()
 	if err := findBackports(t); err != nil {
-		if errors.Is(err, image.ErrNoBackports) {
+		if errors.Is(err, image.ErrNoSource) {
 			fmt.Printf("REPORT: sriov/host: no igb (%v): not tested on real network functions, only on NVMe\n", err)
 			return
 		}

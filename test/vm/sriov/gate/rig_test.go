@@ -72,7 +72,7 @@ func without(t *testing.T) bool {
 	testkit.Must(t, err)
 	_, err = store.Emulator(t.Context(), image.Backports)
 	switch {
-	case errors.Is(err, image.ErrNoBackports):
+	case errors.Is(err, image.ErrNoSource):
 		fmt.Printf("REPORT: SR-IOV gate: no igb (%v): not tested on real functions\n", err)
 		return true
 	case err != nil:
