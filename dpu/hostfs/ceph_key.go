@@ -123,7 +123,7 @@ func (k cephKey) intoKeyring(description string) (remove func(), err error) {
 	id, err := unix.AddKey("ceph", description, k.secret, unix.KEY_SPEC_PROCESS_KEYRING)
 	switch {
 	case errors.Is(err, unix.EINVAL) && k.secret[0] != 1:
-		return nil, errs.Errorf(errs.Precondition, "this kernel refuses the key of client.%s, whose type is %d (1 is aes, 2 is aes256k): use a key of type aes (`ceph auth get-or-create … --key_type aes`), or a newer kernel (%w)", k.user, k.secret[0], err)
+		return nil, errs.Errorf(errs.Precondition, "this kernel refuses the key of client.%s, whose type is %d (1 is aes, 2 is aes256k, which Linux 7.0 and later can use): use a key of type aes (`ceph auth get-or-create … --key_type aes`), or a newer kernel (%w)", k.user, k.secret[0], err)
 	case err != nil:
 		return nil, fmt.Errorf("add the Ceph key to the kernel keyring: %w", err)
 	}

@@ -276,6 +276,7 @@ func TestCephExplains(t *testing.T) {
 	for errno, kind := range map[error]errs.Kind{
 		unix.EIO: errs.Unavailable, unix.ETIMEDOUT: errs.Unavailable, unix.EHOSTUNREACH: errs.Unavailable, errNoAnswer: errs.Unavailable,
 		unix.ENOENT: errs.Precondition, unix.EACCES: errs.Precondition, unix.ENOKEY: errs.Precondition, unix.EPERM: errs.Precondition,
+		unix.ENOPKG: errs.Precondition,
 	} {
 		testkit.WantError(t, "explain", s.explain(errno), kind, "directory /a of CephFS", errno.Error())
 	}

@@ -147,6 +147,8 @@ func (c cephfs) explain(err error) error {
 		return errs.Errorf(errs.Precondition, "%s: %w: the directory or file system does not exist", c, err)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.ENOKEY):
 		return errs.Errorf(errs.Precondition, "%s: %w: the cluster denies access: check cephUser, the key and its capabilities", c, err)
+	case errors.Is(err, unix.ENOPKG):
+		return errs.Errorf(errs.Precondition, "%s: %w: the kernel lacks a part of its cryptography that the key needs: install the modules authenc and cts, or use a key of type aes", c, err)
 	case errors.Is(err, unix.EIO): // also set by the kernel on timeouts
 		return errs.Errorf(errs.Unavailable, "%s: %w: no monitor or metadata server responds at %s: check that they are up and reachable from this machine", c, err, cephAddrs(c.chosen()))
 	}

@@ -247,6 +247,9 @@ func TestKeyType(t *testing.T) {
 			t.Errorf("type %d: %v; want Precondition, %q", first, err, word)
 		}
 	}
+	r.Before = func(string, string) error { return unix.ENOPKG }
+	_, err := r.Attach(t.Context(), node.Target{Locator: v, Secrets: map[string]string{"userID": "node", "userKey": "AAAA"}}, node.Use{})
+	testkit.WantError(t, "Attach without modules", err, errs.Precondition, "authenc and cts")
 }
 
 func TestMonitors(t *testing.T) {

@@ -112,8 +112,8 @@ func ready(ctx context.Context) error {
 // explain gives the kernel's error numbers their meaning; the kernel log has
 // details.
 func (s Spec) explain(err error) error {
-	if unknown := s.UnknownKeyType(err); unknown != nil {
-		return fmt.Errorf("mount %s of the CephFS file system %s: %w", errs.Quote(s.Path), errs.Quote(s.FS), unknown)
+	if unusable := s.UnusableKey(err); unusable != nil {
+		return fmt.Errorf("mount %s of the CephFS file system %s: %w", errs.Quote(s.Path), errs.Quote(s.FS), unusable)
 	}
 	for _, c := range []struct {
 		is   []error

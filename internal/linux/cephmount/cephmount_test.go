@@ -77,6 +77,7 @@ func TestExplain(t *testing.T) {
 		unix.EHOSTUNREACH: {errs.Unavailable, "metadata server"},
 		unix.ETIMEDOUT:    {errs.Unavailable, "192.0.2.1:6789"},
 		unix.EINVAL:       {errs.Precondition, "kernel log"},
+		unix.ENOPKG:       {errs.Precondition, "authenc and cts"},
 		unix.ENOMEM:       {errs.Internal, "mount"},
 	} {
 		err := cephmount.Explain(s, errno)

@@ -109,8 +109,8 @@ func (s Spec) name() string {
 // explain gives the kernel's error numbers their meaning; the kernel log has
 // details.
 func (s Spec) explain(err error) error {
-	if unknown := s.UnknownKeyType(err); unknown != nil {
-		return fmt.Errorf("map %s: %w", s.name(), unknown)
+	if unusable := s.UnusableKey(err); unusable != nil {
+		return fmt.Errorf("map %s: %w", s.name(), unusable)
 	}
 	for _, c := range []struct {
 		is   []error

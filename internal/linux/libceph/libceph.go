@@ -100,15 +100,18 @@ func CheckName(what, value string) error {
 // field of a key, little endian; Ceph 20.2.4 has also 2, aes256k.
 const keyTypeAES = 1
 
-// UnknownKeyType returns a Precondition if err is a kernel's refusal of a key whose
-// type it does not have, else nil. Linux 6.1 refuses type aes256k as too long,
-// before it is a client of the cluster.
-func (c Client) UnknownKeyType(err error) error {
+// UnusableKey returns a Precondition if err says that the kernel cannot use the
+// client's key, else nil. Linux before 7.0 refuses a key of type aes256k as too
+// long, before it is a client of the cluster; later kernels need two modules for it.
+func (c Client) UnusableKey(err error) error {
+	if errors.Is(err, unix.ENOPKG) {
+		return errs.Errorf(errs.Precondition, "this kernel lacks a part of its cryptography that the key of client.%s needs: install the modules authenc and cts, or give this node a user with a key of type aes (%w)", c.User, err)
+	}
 	key, decodeErr := c.KernelKey("")
 	if decodeErr != nil || !errors.Is(err, kernelcall.ErrKey) || !errors.Is(err, unix.EINVAL) || len(key.Payload) < 2 || key.Payload[0] == keyTypeAES && key.Payload[1] == 0 {
 		return nil
 	}
-	return errs.Errorf(errs.Precondition, "this kernel refuses the key of client.%s, whose type is %d (1 is aes, 2 is aes256k): give this node a user with a key of type aes, which `ceph mon set auth_allowed_ciphers aes,aes256k` and `ceph auth get-or-create client.NAME … --key_type aes` make, or a newer kernel (%w)", c.User, int(key.Payload[1])<<8|int(key.Payload[0]), err)
+	return errs.Errorf(errs.Precondition, "this kernel refuses the key of client.%s, whose type is %d (1 is aes, 2 is aes256k, which Linux 7.0 and later can use): give this node a user with a key of type aes, which `ceph mon set auth_allowed_ciphers aes,aes256k` and `ceph auth get-or-create client.NAME … --key_type aes` make, or a newer kernel (%w)", c.User, int(key.Payload[1])<<8|int(key.Payload[0]), err)
 }
 
 // KernelKey returns the user's key for a call to the kernel.

@@ -44,7 +44,7 @@ func build(ctx context.Context, dir string) error {
 // spec describes guest n. Guest 0 has Linux 6.1, guest 1 Linux 6.12.
 func spec(n int) vm.Spec {
 	return vm.Spec{
-		Name: fmt.Sprintf("node%d", n), Kernel: []image.Source{image.Stable, image.Backports}[n],
+		Name: fmt.Sprintf("node%d", n), Kernel: []image.Source{image.Stable, image.Testing}[n],
 		Modules: []string{"ceph"}, Devices: cephnet.Devices(n),
 	}
 }

@@ -30,7 +30,7 @@ var cluster *cephtest.Cluster
 
 func TestMain(m *testing.M) {
 	kernelcall.Main()
-	os.Exit(cephnet.Main(m, cephnet.Suite{Guests: []vm.Spec{spec(0)}, Build: build, Ready: func(c *cephtest.Cluster) error {
+	os.Exit(cephnet.Main(m, cephnet.Suite{Guests: []vm.Spec{spec(0), spec(1)}, Build: build, Ready: func(c *cephtest.Cluster) error {
 		cluster = c
 		return errors.Join(cluster.CreatePool(pool), cluster.CreatePool(volumes))
 	}}))
@@ -57,10 +57,10 @@ func build(ctx context.Context, dir string) error {
 	)
 }
 
-// spec describes guest n.
+// spec describes guest n. Guest 0 has Linux 6.1, guest 1 that of Debian testing.
 func spec(n int) vm.Spec {
 	return vm.Spec{
-		Name: fmt.Sprintf("node%d", n), Modules: []string{"rbd", "ext4", "xfs"}, Tools: image.Filesystems(),
+		Name: fmt.Sprintf("node%d", n), Kernel: []image.Source{image.Stable, image.Testing}[n], Modules: []string{"rbd", "ext4", "xfs"}, Tools: image.Filesystems(),
 		Devices: cephnet.Devices(n), Lifetime: lifetime,
 	}
 }
