@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/testkit/cephtest"
 	"github.com/cleatproject/cleat/test/vm"
@@ -41,10 +42,15 @@ func build(ctx context.Context, dir string) error {
 	return testkit.BuildTo(ctx, filepath.Join(dir, "client"), "./test/vm/cephfs/client", "-tags", "crashpoints")
 }
 
-// spec describes guest n. Guest 0 has Linux 6.1, guest 1 Linux 6.12.
+// spec describes guest n. Guest 0 has Linux 6.1, in make soak 6.12. Guest 1 has
+// that of Debian testing, which loads the extra modules for keys of type aes256k.
 func spec(n int) vm.Spec {
+	kernels := []image.Source{image.Stable, image.Testing}
+	if soak.Enabled {
+		kernels[0] = image.Backports
+	}
 	return vm.Spec{
-		Name: fmt.Sprintf("node%d", n), Kernel: []image.Source{image.Stable, image.Testing}[n],
-		Modules: []string{"ceph"}, Devices: cephnet.Devices(n),
+		Name: fmt.Sprintf("node%d", n), Kernel: kernels[n],
+		Modules: []string{"ceph"}, Extra: []string{"authenc", "cts"}, Devices: cephnet.Devices(n),
 	}
 }

@@ -57,10 +57,12 @@ func build(ctx context.Context, dir string) error {
 	)
 }
 
-// spec describes guest n. Guest 0 has Linux 6.1, guest 1 that of Debian testing.
+// spec describes guest n. Guest 0 has Linux 6.1, guest 1 that of Debian testing,
+// which loads the extra modules for keys of type aes256k.
 func spec(n int) vm.Spec {
 	return vm.Spec{
-		Name: fmt.Sprintf("node%d", n), Kernel: []image.Source{image.Stable, image.Testing}[n], Modules: []string{"rbd", "ext4", "xfs"}, Tools: image.Filesystems(),
+		Name: fmt.Sprintf("node%d", n), Kernel: []image.Source{image.Stable, image.Testing}[n],
+		Modules: []string{"rbd", "ext4", "xfs"}, Extra: []string{"authenc", "cts"}, Tools: image.Filesystems(),
 		Devices: cephnet.Devices(n), Lifetime: lifetime,
 	}
 }

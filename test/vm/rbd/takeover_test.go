@@ -22,83 +22,84 @@ func addrPort(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortF
 
 func (r *rig) testTakeovers() {
 	for round := range takeovers() {
-		r.takeover(fmt.Sprintf("takeover%d", round), round%2 == 0)
+		lost := (round + 1) / 2 % 2 // in turn, with both values of replace
+		r.takeover(fmt.Sprintf("takeover%d", round), lost, 1-lost, round%2 == 0)
 	}
 }
 
-// takeover: node 0 writes and is disconnected, its address is fenced, and node 1
-// gets the volume. When node 0 returns, none of its writes is visible, also
-// after its address was unfenced.
-func (r *rig) takeover(name string, replace bool) {
+// takeover: node lost writes and is disconnected, its address is fenced, and node
+// next gets the volume. When the lost node returns, none of its writes is visible,
+// also after its address was unfenced.
+func (r *rig) takeover(name string, lost, next int, replace bool) {
 	c := r.claim(name, "", 64*mib)
-	c.attach(0)
-	old, granted := c.target(), c.grants[0]
-	instance := r.nodes[0].Run("sh", "-c", "cat /sys/bus/rbd/devices/*/client_addr") // of its only device
-	log := "/run/" + name + ".log"                                                   // the output of a process reaches the host later
-	w := testkit.Value(r.nodes[0].Guest.Start(r.Context(), vm.Command{Argv: []string{"sh", "-c", `exec writer "$0" > "$1"`, old, log}}))(r)
-	r.nodes[0].Await("the writer writes", func() bool { return r.lines(0, log) >= 100 })
-	cephnet.Disconnect(r.nodes[0], 0, true)
-	address := cephnet.GuestAddress(0).String()
+	c.attach(lost)
+	old, granted := c.target(), c.grants[lost]
+	instance := r.nodes[lost].Run("sh", "-c", "cat /sys/bus/rbd/devices/*/client_addr") // of its only device
+	log := "/run/" + name + ".log"                                                      // the output of a process reaches the host later
+	w := testkit.Value(r.nodes[lost].Guest.Start(r.Context(), vm.Command{Argv: []string{"sh", "-c", `exec writer "$0" > "$1"`, old, log}}))(r)
+	r.nodes[lost].Await("the writer writes", func() bool { return r.lines(lost, log) >= 100 })
+	cephnet.Disconnect(r.nodes[lost], lost, true)
+	address := cephnet.GuestAddress(lost).String()
 	begun := time.Now()
 	r.fence("add", address)
 	fenced := time.Since(begun)
 	// With a request in flight the writer has logged all earlier ones.
-	r.nodes[0].Await("a write waits", func() bool { return r.nodes[0].Run("sh", "-c", "cat /sys/block/rbd*/inflight | tr -d ' 0'") != "" })
-	count := r.lines(0, log)
+	r.nodes[lost].Await("a write waits", func() bool { return r.nodes[lost].Run("sh", "-c", "cat /sys/block/rbd*/inflight | tr -d ' 0'") != "" })
+	count := r.lines(lost, log)
 	r.wantBlocked(address+":0/0", true)
 	r.wantBlocked(instance, true)
 
-	testkit.Must(r, c.revoke(0))
-	if err := c.grant(0); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), address) {
+	testkit.Must(r, c.revoke(lost))
+	if err := c.grant(lost); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), address) {
 		r.Errorf("ControllerPublishVolume to a fenced node: %v", err)
 	}
-	c.attach(1)
-	r.check(1, c.target(), 1, count)
+	c.attach(next)
+	r.check(next, c.target(), 1, count)
 	// The cluster can have executed the write in flight before the fence. Its
-	// answer then reaches node 0 when that returns.
+	// answer then reaches the lost node when that returns.
 	visible := count
-	if _, err := r.nodes[1].Try("writer", "-check", fmt.Sprint(count+1), c.target()); err == nil {
+	if _, err := r.nodes[next].Try("writer", "-check", fmt.Sprint(count+1), c.target()); err == nil {
 		visible++
 	}
 	const seed, beyond = 2, 64
-	r.run(1, "-seed", fmt.Sprint(seed), "-count", fmt.Sprint(count+beyond), c.target())
+	r.run(next, "-seed", fmt.Sprint(seed), "-count", fmt.Sprint(count+beyond), c.target())
 	taken := time.Since(begun)
 
-	cephnet.Disconnect(r.nodes[0], 0, false)
+	cephnet.Disconnect(r.nodes[lost], lost, false)
 	select {
 	case <-w.Done():
-		r.nodes[0].WantErrno(w.Err(), syscall.EIO)
+		r.nodes[lost].WantErrno(w.Err(), syscall.EIO)
 	case <-time.After(2 * time.Minute):
 		r.Fatal("the fenced writer did not fail")
 	}
 	failed := time.Since(begun)
-	if all := r.lines(0, log); all > visible {
-		r.Errorf("node 1 saw %d writes of node 0, of which %d were acknowledged before the fence and %d later", visible, count, all-count)
+	if all := r.lines(lost, log); all > visible {
+		r.Errorf("the next node saw %d writes of the lost one, of which %d were acknowledged before the fence and %d later", visible, count, all-count)
 	}
-	r.check(1, c.target(), seed, count+beyond)
-	r.wantDead(old)
+	r.check(next, c.target(), seed, count+beyond)
+	r.wantDead(lost, old)
 
 	// The address returns to use while the old device still exists.
 	r.fence("rm", address)
 	r.wantBlocked(address+":0/0", false)
 	r.wantBlocked(instance, true)
-	r.wantDead(old)
-	r.check(1, c.target(), seed, count+beyond)
-	c.grants[0] = granted // of calls that were on their way
-	c.wantRefused(0, "published at "+old)
-	testkit.Must(r, c.unpublish(0))
-	c.detach(1)
+	r.wantDead(lost, old)
+	r.check(next, c.target(), seed, count+beyond)
+	c.grants[lost] = granted // of calls that were on their way
+	c.wantRefused(lost, "published at "+old)
+	testkit.Must(r, c.unpublish(lost))
+	c.detach(next)
 	if replace {
-		c.replaceDead(0)
+		c.replaceDead(lost)
 	} else {
-		c.unstageDead(0)
-		c.attach(0) // a new client
+		c.unstageDead(lost)
+		c.attach(lost) // a new client
 	}
-	r.check(0, c.target(), seed, count+beyond)
-	c.detach(0)
+	r.check(lost, c.target(), seed, count+beyond)
+	c.detach(lost)
 	c.delete()
-	fmt.Printf("REPORT: rbd: takeover after %d acknowledged writes: fenced after %.1f s, the other node had written everything after %.1f s, the fenced writer failed after %.1f s\n",
-		count, fenced.Seconds(), taken.Seconds(), failed.Seconds())
+	fmt.Printf("REPORT: rbd: takeover from node %d after %d acknowledged writes: fenced after %.1f s, the other node had written everything after %.1f s, the fenced writer failed after %.1f s\n",
+		lost, count, fenced.Seconds(), taken.Seconds(), failed.Seconds())
 }
 
 // lines counts the lines of a file, which perhaps does not exist yet.
@@ -107,11 +108,11 @@ func (r *rig) lines(n int, file string) int {
 }
 
 // wantDead: neither writes nor reads of a fenced device succeed.
-func (r *rig) wantDead(device string) {
-	_, err := r.nodes[0].Try("writer", "-seed", "3", "-count", "1", device)
-	r.nodes[0].WantErrno(err, syscall.EIO)
-	_, err = r.nodes[0].Try("dd", "if="+device, "of=/dev/null", "bs=4096", "count=1", "iflag=direct")
-	r.nodes[0].WantErrno(err, syscall.EIO)
+func (r *rig) wantDead(n int, device string) {
+	_, err := r.nodes[n].Try("writer", "-seed", "3", "-count", "1", device)
+	r.nodes[n].WantErrno(err, syscall.EIO)
+	_, err = r.nodes[n].Try("dd", "if="+device, "of=/dev/null", "bs=4096", "count=1", "iflag=direct")
+	r.nodes[n].WantErrno(err, syscall.EIO)
 }
 
 // unstageDead unstages a fenced device: at most the first call fails, with the

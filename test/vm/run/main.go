@@ -75,10 +75,10 @@ func prepare(ctx context.Context, log func(format string, args ...any)) error {
 	if err != nil {
 		return err
 	}
-	for _, source := range []image.Source{image.Stable, image.Backports} {
-		_, err := store.Emulator(ctx, source)
-		if err == nil {
-			_, err = store.Guest(ctx, image.Recipe{Kernel: source, Programs: image.Filesystems()})
+	for _, source := range []image.Source{image.Stable, image.Backports, image.Testing} {
+		_, err := store.Guest(ctx, image.Recipe{Kernel: source, Programs: image.Filesystems()})
+		if err == nil && source != image.Testing { // which has no QEMU here
+			_, err = store.Emulator(ctx, source)
 		}
 		if err != nil && !errors.Is(err, image.ErrNoSource) {
 			return err
