@@ -51,6 +51,8 @@ func (e *Engine) create(p plan) (volume.Volume, error) {
 	switch err = ignoreMissing(err); {
 	case err != nil:
 		return volume.Volume{}, err
+	case found != nil && found.isCopy:
+		return volume.Volume{}, found.notPrimary()
 	case found != nil && found.record != nil:
 		if begun != "" {
 			if err := into.endCreation(hash(p.Name)); err != nil {

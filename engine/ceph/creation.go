@@ -96,17 +96,8 @@ func quoteWord(word string) string { return "'" + strings.ReplaceAll(word, "'", 
 // another name, unless the volume was deleted and has snapshots, and no image
 // with its record in another pool.
 func (e *Engine) missing(p *pool, v volumeID) error {
-	for _, other := range e.pools {
-		if other == p {
-			continue
-		}
-		i, err := other.inspect(imageName(v.hash))
-		if ignoreMissing(err) != nil {
-			return err
-		}
-		if err == nil && i.record != nil && i.record.Image == v.image {
-			return errs.Errorf(errs.Precondition, "the image of volume %s is %s now; move it back to pool %s with rbd", v, i.spec(), p.name)
-		}
+	if err := e.notElsewhere(p, v); err != nil {
+		return err
 	}
 	if exists, err := p.hasID(v.image); err != nil || !exists {
 		return err
@@ -122,6 +113,30 @@ func (e *Engine) missing(p *pool, v volumeID) error {
 		err = fmt.Errorf("image %s has the id %s", deleted.name, deleted.id)
 	}
 	return err
+}
+
+// notElsewhere returns nil if no other pool than p has an image with the name and
+// record of a volume. p is nil for a number of a pool that the cluster does not
+// have, as in another cluster to which the image was mirrored.
+func (e *Engine) notElsewhere(p *pool, v volumeID) error {
+	for _, other := range e.pools {
+		if other == p {
+			continue
+		}
+		i, err := other.inspect(imageName(v.hash))
+		if ignoreMissing(err) != nil {
+			return err
+		}
+		if err == nil && i.record != nil && i.record.Image == v.image {
+			return errs.Errorf(errs.Precondition, "the image of volume %s is %s now, as volume %s: move it back to its pool with rbd, or, if it was mirrored to this cluster, make a PersistentVolume with this id as volumeHandle", v, i.spec(), i.volumeID())
+		}
+	}
+	return nil
+}
+
+// notPrimary is the error of an image that only mirroring changes.
+func (i *image) notPrimary() error {
+	return errs.Errorf(errs.Precondition, "image %s is the copy of a mirrored image: rbd mirror image promote makes it the primary one, if that in the other cluster is demoted or lost", i.spec())
 }
 
 // isInTrash reports whether librbd's trash has an image of this name.

@@ -43,7 +43,7 @@ func (e *Engine) Delete(ctx context.Context, id volume.ID) error {
 func (e *Engine) delete(id volume.ID, v volumeID) error {
 	p, err := e.poolOf(v.pool, string(id))
 	if errs.KindOf(err) == errs.NotFound {
-		return nil
+		return e.notElsewhere(nil, v)
 	}
 	if err != nil {
 		return err
@@ -59,6 +59,9 @@ func (e *Engine) delete(id volume.ID, v volumeID) error {
 	}
 	if err != nil {
 		return err
+	}
+	if i.isCopy {
+		return i.notPrimary()
 	}
 	if i.id != v.image {
 		if exists, err := p.hasID(v.image); err != nil || exists {

@@ -3,6 +3,7 @@
 package ceph
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -246,6 +247,9 @@ func (e *Engine) find(id volume.ID) (*image, error) {
 		return nil, noVolume(id)
 	}
 	p, err := e.poolOf(v.pool, string(id))
+	if errs.KindOf(err) == errs.NotFound {
+		return nil, cmp.Or(e.notElsewhere(nil, v), err)
+	}
 	if err != nil {
 		return nil, err
 	}

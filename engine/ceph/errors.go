@@ -53,6 +53,8 @@ func explain(err error, format string, args ...any) error {
 		kind, advice = errs.Exhausted, "the pool or its quota is full; delete volumes, raise the quota or add OSDs"
 	case syscall.EACCES, syscall.EPERM:
 		kind, advice = errs.Denied, "the Ceph user of the controller lacks a capability; docs/ceph.md has those that it needs"
+	case syscall.EROFS:
+		kind, advice = errs.Precondition, "the image cannot be changed: it is the copy of a mirrored image that is not promoted, or the source of a migration"
 	case syscall.ENOENT:
 		return errs.Errorf(errs.NotFound, "%s: %w", what, err)
 	default:

@@ -267,10 +267,6 @@ func noGroup(id string) error {
 // groupOf returns the group of this program that an image's snapshot belongs to;
 // nil: it belongs to none.
 func groupOf(r *rbd.Image, s rbd.SnapInfo) (*groupID, error) {
-	kind, err := r.GetSnapNamespaceType(s.Id)
-	if err != nil || kind != rbd.SnapNamespaceTypeGroup {
-		return nil, err
-	}
 	of, err := r.GetSnapGroupNamespace(s.Id)
 	if is(err, notFound, syscall.EPERM, syscall.EACCES) {
 		return nil, nil // it is being removed, or in a pool that this driver does not serve

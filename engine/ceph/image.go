@@ -27,6 +27,7 @@ type image struct {
 	record    *volumeRecord // nil: not, or not yet, a volume
 	isMaking  bool          // there is no record, and the creation of this name has not ended
 	hasLock   bool          // one client at a time writes (feature exclusive-lock)
+	isCopy    bool          // the image is mirrored, and its primary is in another cluster
 	parent    *rbd.ParentInfo
 	snapshots []snapshot     // those of CreateSnapshot and CreateGroup
 	others    []rbd.SnapInfo // other snapshots
@@ -124,6 +125,10 @@ func (i *image) load(r *rbd.Image) error {
 	if err != nil {
 		return err
 	}
+	features, err := r.GetFeatures()
+	if err != nil {
+		return err
+	}
 	size, err := r.GetSize()
 	if err != nil {
 		return err
@@ -132,11 +137,6 @@ func (i *image) load(r *rbd.Image) error {
 	if err != nil {
 		return err
 	}
-	features, err := r.GetFeatures()
-	if err != nil {
-		return err
-	}
-	i.hasLock = features&rbd.FeatureExclusiveLock != 0
 	if i.parent, err = r.GetParent(); err != nil && !is(err, notFound) {
 		return err
 	}
@@ -144,6 +144,7 @@ func (i *image) load(r *rbd.Image) error {
 	if err != nil {
 		return err
 	}
+	i.hasLock, i.isCopy = features&rbd.FeatureExclusiveLock != 0, features&featureNonPrimary != 0
 	i.id, i.size, i.created = id, int64(size), time.Unix(created.Sec, created.Nsec).UTC()
 	if err := i.loadRecord(metadata[keyVolume]); err != nil {
 		return err
@@ -162,7 +163,9 @@ func (i *image) loadRecord(text string) error {
 		if err != nil {
 			return err
 		}
-		i.isMaking = creation != "" && (r == nil || r.UUID != creation)
+		// A record from elsewhere is that of a clone's source, or came with the image
+		// from another cluster.
+		i.isMaking = creation != "" && (r == nil || r.UUID != creation && i.parent != nil)
 	}
 	if r.isOf(i.name, i.id, i.isMaking) {
 		i.record = r
@@ -180,11 +183,19 @@ func (i *image) loadSnapshots(r *rbd.Image, metadata map[string]string) error {
 		if hash, own := strings.CutPrefix(info.Name, snapPrefix); own {
 			s.hash, s.name = hash, decodeSnap(metadata[keySnapPrefix+hash], i.identity(), hash)
 		} else {
-			if s.group, err = groupOf(r, info); err != nil {
-				return err
+			kind, err := r.GetSnapNamespaceType(info.Id)
+			if err == nil && kind == rbd.SnapNamespaceTypeGroup {
+				s.group, err = groupOf(r, info)
 			}
-			if s.group == nil {
+			switch {
+			case is(err, notFound): // removed meanwhile
+				continue
+			case err != nil:
+				return err
+			case s.group == nil && kind != snapshotOfMirror:
 				i.others = append(i.others, info)
+				continue
+			case s.group == nil:
 				continue
 			}
 			s.hash, s.name = s.group.memberHash(), s.group.String()
@@ -244,6 +255,12 @@ func (p *pool) remove(name, id string) error {
 	}
 	return nil
 }
+
+// What go-ceph has no name for.
+const (
+	featureNonPrimary = 1 << 10                  // of mirroring with snapshots
+	snapshotOfMirror  = rbd.SnapNamespaceType(3) // removed with the image
+)
 
 // Objects of librbd.
 const (

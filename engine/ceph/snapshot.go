@@ -149,6 +149,13 @@ func (e *Engine) findSnapshot(id volume.SnapshotID) (*image, snapshot, error) {
 		return nil, snapshot{}, missing
 	}
 	p, err := e.poolOf(s.pool, string(id))
+	if errs.KindOf(err) == errs.NotFound {
+		for _, p := range e.pools {
+			if v, ok := e.index.withImage(p.id, s.image); ok {
+				return nil, snapshot{}, errs.Errorf(errs.Precondition, "the source of snapshot %s is volume %s in this cluster; use the id that the snapshot has here, or remove it with rbd", id, v)
+			}
+		}
+	}
 	if err != nil {
 		return nil, snapshot{}, err
 	}

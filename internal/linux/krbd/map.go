@@ -120,7 +120,7 @@ func (s Spec) explain(err error) error {
 		{[]error{unix.ENOENT}, errs.NotFound, "the pool, the namespace or the image does not exist, or client." + s.User + " is not allowed to see it"},
 		{[]error{unix.EACCES, unix.EPERM, unix.ENOKEY, unix.EKEYREJECTED}, errs.Unauthenticated, "the cluster refuses client." + s.User + ": check user and key, and its capabilities (mon \"allow r\", osd \"profile rbd pool=" + s.Pool + "\")"},
 		{[]error{unix.ENXIO}, errs.Precondition, "the image has features that this kernel's RBD driver lacks: disable them with `rbd feature disable`, the kernel log names them"},
-		{[]error{unix.EROFS}, errs.Precondition, "the image is locked exclusively by another client"},
+		{[]error{unix.EROFS}, errs.Precondition, "the image is locked exclusively by another client, or is the copy of a mirrored image that is not promoted"},
 		{[]error{unix.ESHUTDOWN}, errs.Precondition, "this client is on the cluster's blocklist: it is fenced"},
 		{[]error{unix.ETIMEDOUT, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ECONNREFUSED, unix.ECONNRESET, unix.EIO, unix.EINTR}, errs.Unavailable, "the monitors " + s.Addresses() + " do not answer"},
 		{[]error{unix.EINVAL}, errs.Precondition, "the kernel refuses the image or an option, see the kernel log"},
