@@ -80,8 +80,8 @@ root can use.`,
 			return err
 		}
 		var s csiStatus
-		err = f.run(cmd, "querying the driver", func(ctx context.Context, _ func(string)) error {
-			return queryStatus(ctx, address, &s)
+		err = f.run(cmd, "querying the driver", func(ctx context.Context, notice func(string)) error {
+			return f.untilServed(ctx, notice, nil, func(ctx context.Context) error { return queryStatus(ctx, address, &s) })
 		})
 		return f.printResult(cmd, s.table(), s, err)
 	}

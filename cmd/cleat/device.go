@@ -53,7 +53,7 @@ func (f *deviceFlags) addTo(c *cobra.Command) {
 	f.add(c.Flags(), func(e *pflag.FlagSet) {
 		e.StringVar(&f.socket, "socket", "", "socket of the plugin; by default derived from --plugin-name")
 		e.StringVar(&f.pluginName, "plugin-name", defaultPlugin, "name of the plugin; its socket is "+snapDir+"/plugins/NAME/dpu.sock, as for the node driver")
-		e.DurationVar(&f.timeout, "timeout", 2*time.Minute, "time limit; 0 means none. After a timeout the plugin continues, and the command can be repeated")
+		e.DurationVar(&f.timeout, "timeout", 2*time.Minute, "time limit; 0 means none. After a timeout the plugin continues, and the command can be repeated. "+startUsage)
 		// The plugin's own variables, so that a shell in its container needs no flag.
 		cobra.CheckErr(cli.EnvAlias(e, "socket", "CLEAT_PLUGIN_SOCKET", "PLUGIN_SOCKET_PATH"))
 		cobra.CheckErr(cli.EnvAlias(e, "plugin-name", "PLUGIN_NAME"))
@@ -88,9 +88,13 @@ type devicePlugin struct {
 type deviceCall func(ctx context.Context, p devicePlugin, args []string) (cli.View, any, error)
 
 func (f *deviceFlags) runE(doing string, call deviceCall) func(*cobra.Command, []string) error {
-	dial := func(ctx context.Context, notice func(string)) (devicePlugin, error) {
-		c, err := client.Dial(ctx, f.socket)
-		return devicePlugin{c, notice}, explainDevice(err)
+	dial := func(ctx context.Context, notice func(string)) (p devicePlugin, err error) {
+		p.notice = notice
+		err = f.untilServed(ctx, notice, nil, func(ctx context.Context) (err error) {
+			p.Client, err = client.Dial(ctx, f.socket)
+			return explainDevice(err)
+		})
+		return p, err
 	}
 	return callServer(&f.session, f.bind, dial, doing, func(ctx context.Context, p devicePlugin, args []string) (cli.View, any, error) {
 		view, document, err := call(ctx, p, args)

@@ -53,12 +53,12 @@ calls succeed.`,
 				return err
 			}
 			if wait > 0 {
-				f.timeout = wait
+				f.timeout, f.starting = wait, wait
 			}
 			var found *deviceProbe
 			failed := f.run(cmd, "probing the plugin", func(ctx context.Context, notice func(string)) error {
-				again := func(err error, _ time.Duration) bool { return wait > 0 && canBecomeReady(err) }
-				err := retry(ctx, 200*time.Millisecond, notice, again, func(ctx context.Context) error {
+				notReady := func(err error) bool { return wait > 0 && canBecomeReady(err) }
+				err := f.untilServed(ctx, notice, notReady, func(ctx context.Context) error {
 					c, err := client.Dial(ctx, f.socket)
 					if err != nil {
 						return err

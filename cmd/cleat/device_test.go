@@ -577,7 +577,7 @@ func TestDeviceAdvice(t *testing.T) {
 	l := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: left}))(t)
 	l.SetUnlinkOnClose(false)
 	testkit.Must(t, l.Close())
-	if _, _, err := runDevice(t, "", "get", "v", "--socket", left); err == nil || !strings.Contains(err.Error(), "the socket is stale") {
+	if _, _, err := runDevice(t, "", "get", "v", "--socket", left, "--timeout", "50ms"); err == nil || !strings.Contains(err.Error(), "the socket is stale") {
 		t.Error(err)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -66,7 +65,7 @@ func (f *fenceFlags) addTo(c *cobra.Command) {
 		e.StringVar(&f.target.TLS.Key, "tls-key", "", "private key of the client certificate, a PEM file that is not world-readable")
 		e.StringVar(&f.target.TLS.CA, "tls-ca", "", "CA certificate that verifies the server, a PEM file")
 		e.StringVar(&f.target.ServerName, "tls-server-name", "", "server name in the certificate, if it is not HOST")
-		e.DurationVar(&f.timeout, "timeout", 3*time.Minute, "time limit; 0 means none. If not set, an unreachable service fails after 3 s")
+		e.DurationVar(&f.timeout, "timeout", 3*time.Minute, "time limit; 0 means none. "+startUsage)
 	})
 }
 
@@ -103,11 +102,7 @@ type fenceCall func(ctx context.Context, s fenceService) (cli.View, any, error)
 // idempotent, and continue after a timeout.
 func (f *fenceFlags) runE(doing string, call fenceCall) func(*cobra.Command, []string) error {
 	return callServer(&f.session, f.bind, f.dial, doing, func(ctx context.Context, s fenceService, _ []string) (view cli.View, document any, err error) {
-		absent := 3 * time.Second
-		if f.env.Changed("timeout") {
-			absent = math.MaxInt64
-		}
-		again := func(err error, past time.Duration) bool { return fenceCanChange(err, past, absent) }
+		again := func(err error, past time.Duration) bool { return fenceCanChange(err, past, f.starting) }
 		err = retry(ctx, time.Second, s.notice, again, func(ctx context.Context) (err error) {
 			view, document, err = call(ctx, s)
 			return explainFence(err)

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -33,14 +34,14 @@ func TestDriverIsFoundByName(t *testing.T) {
 	state := []string{"--state-dir", filepath.Join(h.dir, "client")}
 	h.says(t, []string{"DRIVER             csi.cleat.dev"}, append(state, "volume", "driver", "--driver", "csi.cleat.dev")...)
 	h.says(t, []string{"csi.cleat.dev\tCSIPlugin, registered"}, "__complete", "volume", "list", "--driver", "csi")
-	h.refuses(t, []string{"--driver csi.claet.dev", `(did you mean "csi.cleat.dev"?)`}, append(state, "snapshot", "list", "--driver", "csi.claet.dev")...)
+	h.refuses(t, []string{"--driver csi.claet.dev", `(did you mean "csi.cleat.dev"?)`}, append(state, "snapshot", "list", "--driver", "csi.claet.dev", "--timeout", "2s")...)
 	if err := stop(); err != nil {
 		t.Errorf("%v\n%s", err, driver.Log.String())
 	}
 	eventually(t, "the driver is gone", func() bool {
 		return len(askJSON[[]watch.Status](t, h, "plugins", "list")) == 0
 	})
-	h.refuses(t, []string{"known names of that type: none"}, append(state, "group", "list", "--driver", "csi.cleat.dev")...)
+	h.refuses(t, []string{"known names of that type: none"}, append(state, "group", "list", "--driver", "csi.cleat.dev", "--timeout", "2s")...)
 }
 
 // The precedence of --driver, --endpoint and their variables.
@@ -83,7 +84,7 @@ func TestHostRestartsAfterKill(t *testing.T) {
 	}
 	for range 3 {
 		testkit.Must(t, h.end(unix.SIGKILL))
-		h.refuses(t, []string{"no plugin host answers", "created the socket is not running"}, "plugins", "list")
+		h.refuses(t, []string{"no plugin host answers", "created the socket is not running"}, "plugins", "list", "--timeout", "1ms")
 		h.start(t, nil)
 		for _, name := range names {
 			h.says(t, nil, "plugins", "wait", name)
@@ -100,7 +101,7 @@ func TestHostRestartsAfterKill(t *testing.T) {
 			t.Errorf("%s is left: %v", path, err)
 		}
 	}
-	h.refuses(t, []string{"the socket does not exist", "cleat host"}, "plugins", "list")
+	h.refuses(t, []string{"the socket does not exist", "cleat host"}, "plugins", "list", "--timeout", "1ms")
 }
 
 // A second host changes no plugin, if it shares the socket or the directory of the
@@ -238,4 +239,49 @@ func openTerminal(t *testing.T) (master, terminal *os.File) {
 	t.Cleanup(func() { _ = terminal.Close() })
 	testkit.Must(t, unix.IoctlSetWinsize(int(terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 100}))
 	return master, terminal
+}
+
+// Commands that are started before the host and the driver wait for them, and
+// then succeed: the blocks of README can be pasted whole.
+func TestCommandsWaitForServersThatStart(t *testing.T) {
+	h := &hostProcess{dir: t.TempDir()}
+	h.plugins, h.endpoint = filepath.Join(h.dir, "plugins"), "unix://"+filepath.Join(h.dir, "host", "host.sock")
+	socket := filepath.Join(h.dir, "csi", "csi.sock")
+	absent, device := "unix://"+socket, absentDeviceRig(t)
+	type waiting struct {
+		*testkit.Log
+		ended chan error
+	}
+	began := map[string]waiting{}
+	for _, line := range []string{
+		"plugins list --host " + h.endpoint, "plugins why --host " + h.endpoint, "plugins why csi.cleat.dev --host " + h.endpoint,
+		"plugins devices --host " + h.endpoint, "plugins wait csi.cleat.dev --host " + h.endpoint,
+		"volume list --driver csi.cleat.dev --host " + h.endpoint, "volume list --endpoint " + absent,
+		"device probe --socket " + device.server,
+	} {
+		w := waiting{&testkit.Log{}, make(chan error, 1)}
+		c := newRootCommand()
+		c.SetArgs(append(strings.Fields(line), "--timeout", "10m"))
+		if strings.HasPrefix(line, "volume") {
+			c.SetArgs(append(strings.Fields(line), "--timeout", "10m", "--state-dir", t.TempDir()))
+		}
+		c.SetOut(io.Discard)
+		c.SetErr(w.Log)
+		go func() { w.ended <- c.ExecuteContext(t.Context()) }()
+		began[line] = w
+	}
+	for line, w := range began {
+		eventually(t, line+" has failed once", func() bool { return strings.Contains(w.String(), "retrying") })
+	}
+	device.serve(t)
+	h.start(t, nil)
+	self := testkit.Value(os.Executable())(t)
+	driver := testkit.Value(testdriver.Launch(t.Context(), self, h.dir, "csi", nil, "--pool", filepath.Join(h.dir, "pool"),
+		"--registration-dir", h.plugins))(t)
+	t.Cleanup(func() { _ = driver.Stop() })
+	for line, w := range began {
+		if err := <-w.ended; err != nil {
+			t.Errorf("cleat %s: %v", line, err)
+		}
+	}
 }

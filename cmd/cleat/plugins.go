@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,7 +30,10 @@ unknown.`,
   cleat plugins why csi.cleat.dev
   cleat plugins wait csi.cleat.dev --timeout 2m`,
 	}
-	f.add(c.PersistentFlags(), func(e *pflag.FlagSet) { addHost(e, &f.host) })
+	f.add(c.PersistentFlags(), func(e *pflag.FlagSet) {
+		addHost(e, &f.host)
+		e.DurationVar(&f.timeout, "timeout", startTime, "time limit, also for a host that starts; 0 means none. If not set, 1m for wait. With list --watch only until the host answers")
+	})
 	c.AddCommand(newPluginsListCommand(&f), newPluginsWhyCommand(&f), newPluginsWaitCommand(&f), newPluginsDevicesCommand(&f))
 	setUpGroup(c)
 	return c
@@ -51,17 +55,31 @@ func addType(c *cobra.Command, kind *string, usage string) {
 
 type hostCall func(ctx context.Context, h *remote.Host, args []string) (cli.View, any, error)
 
-// runE: a timeout of 0 means no limit.
-func (f *hostFlags) runE(timeout time.Duration, call hostCall) func(*cobra.Command, []string) error {
-	return func(cmd *cobra.Command, args []string) error {
-		f.timeout = timeout
-		dial := func(ctx context.Context, _ func(string)) (*remote.Host, error) { return remote.Dial(ctx, f.host) }
-		return callServer(&f.session, f.bind, dial, "", call)(cmd, args)
-	}
+func (f *hostFlags) runE(call hostCall) func(*cobra.Command, []string) error {
+	return callServer(&f.session, f.bind, f.dial, "", call)
 }
 
-// queryTimeout is for calls that do not wait for changes.
-const queryTimeout = 10 * time.Second
+// dial waits for a host that starts.
+func (f *hostFlags) dial(ctx context.Context, notice func(string)) (h *remote.Host, err error) {
+	err = f.untilServed(ctx, notice, nil, func(ctx context.Context) (err error) {
+		h, err = remote.Dial(ctx, f.host)
+		return err
+	})
+	return h, err
+}
+
+// bindUnlimited is bind for a call that waits for changes: --timeout, with this
+// default, limits only the wait for the host.
+func (f *hostFlags) bindUnlimited(timeout time.Duration) func() error {
+	return func() error {
+		err := f.bind()
+		if f.env.Changed("timeout") {
+			timeout = f.timeout
+		}
+		f.timeout, f.starting = 0, cmp.Or(timeout, noLimit)
+		return err
+	}
+}
 
 func (f *hostFlags) names(kind string) cobra.CompletionFunc {
 	return complete(cobra.ShellCompDirectiveNoFileComp, func(cmd *cobra.Command, args []string) ([]string, error) {
@@ -111,7 +129,7 @@ plugin is registered, fails or is removed; with -o json a line per state change.
 			if follow {
 				return f.follow(cmd, kind)
 			}
-			return f.runE(queryTimeout, func(ctx context.Context, h *remote.Host, _ []string) (cli.View, any, error) {
+			return f.runE(func(ctx context.Context, h *remote.Host, _ []string) (cli.View, any, error) {
 				all, err := h.List(ctx, kind, "")
 				t := cli.Table{Header: []string{"NAME", "TYPE", "STATE", "SINCE", "VERSIONS", "ENDPOINT", "SOCKET"}}
 				for _, p := range all {
@@ -137,7 +155,7 @@ func (f *hostFlags) follow(cmd *cobra.Command, kind string) error {
 	if f.output == cli.FormatYAML {
 		return errors.New("--watch does not support -o yaml: use table or json")
 	}
-	return f.runE(0, func(ctx context.Context, h *remote.Host, _ []string) (cli.View, any, error) {
+	return callServer(&f.session, f.bindUnlimited(startTime), f.dial, "", func(ctx context.Context, h *remote.Host, _ []string) (cli.View, any, error) {
 		info, err := h.Info(ctx)
 		if err != nil {
 			return nil, nil, err
@@ -174,7 +192,7 @@ every plugin that is not registered.`,
   cleat plugins why csi.cleat.dev
   cleat plugins why /run/cleat/plugins/csi.cleat.dev-reg.sock`,
 		ValidArgsFunction: f.names(""),
-		RunE: f.runE(queryTimeout, func(ctx context.Context, h *remote.Host, args []string) (cli.View, any, error) {
+		RunE: f.runE(func(ctx context.Context, h *remote.Host, args []string) (cli.View, any, error) {
 			e := explanation{Plugins: []watch.Status{}}
 			if len(args) == 1 {
 				found, text, err := h.Explain(ctx, args[0])
@@ -218,26 +236,28 @@ func (e *explanation) addAll(ctx context.Context, h *remote.Host) error {
 
 func newPluginsWaitCommand(f *hostFlags) *cobra.Command {
 	var kind string
-	var timeout time.Duration
 	c := &cobra.Command{
 		Use:   "wait NAME",
 		Short: "Wait until a plugin is registered",
-		Long: `Waits until a plugin with this name is registered and served. The error after a
-timeout explains why it is not.`,
+		Long: `Waits until a plugin with this name is registered and served, also while the host
+starts or restarts. The error after a timeout explains why it is not.`,
 		Example:           `  cleat plugins wait csi.cleat.dev --timeout 2m && cleat volume list --driver csi.cleat.dev`,
 		ValidArgsFunction: f.names(""),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if timeout < 0 {
-				return fmt.Errorf("--timeout %s is negative: use 0 for no limit", timeout)
-			}
-			return f.runE(0, func(ctx context.Context, h *remote.Host, _ []string) (cli.View, any, error) {
-				p, err := h.Wait(ctx, kind, args[0], timeout)
-				return cli.Textf("%s %s is registered, and serves on %s", p.Type, p.Name, p.Endpoint), p, err
-			})(cmd, args)
-		},
+	}
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		begun := time.Now()
+		return callServer(&f.session, f.bindUnlimited(time.Minute), f.dial, "", func(ctx context.Context, h *remote.Host, args []string) (_ cli.View, _ any, err error) {
+			var p watch.Status
+			left := func() time.Duration { return f.starting - time.Since(begun) }
+			restarts := func(err error) bool { return errors.Is(err, remote.ErrNoHost) && left() > 0 }
+			err = f.untilServed(ctx, func(string) {}, restarts, func(ctx context.Context) (err error) {
+				p, err = h.Wait(ctx, kind, args[0], max(left(), time.Millisecond))
+				return err
+			})
+			return cli.Textf("%s %s is registered, and serves on %s", p.Type, p.Name, p.Endpoint), p, err
+		})(cmd, args)
 	}
 	addType(c, &kind, "only a plugin of this type, such as CSIPlugin")
-	c.Flags().DurationVar(&timeout, "timeout", time.Minute, "time limit; 0 means none")
 	return c
 }
 
@@ -250,7 +270,7 @@ stream has ended has no healthy device.`,
 		Example: `  cleat plugins devices
   cleat plugins devices example.com/gpu -o json`,
 		ValidArgsFunction: f.names(device.Type),
-		RunE: f.runE(queryTimeout, func(ctx context.Context, h *remote.Host, args []string) (cli.View, any, error) {
+		RunE: f.runE(func(ctx context.Context, h *remote.Host, args []string) (cli.View, any, error) {
 			all, err := h.Devices(ctx, strings.Join(args, ""))
 			return deviceTable(all), all, err
 		}),

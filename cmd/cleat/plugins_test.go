@@ -29,6 +29,7 @@ import (
 func TestHostAndPluginsRefuseWrongArguments(t *testing.T) {
 	unserved := "unix://" + filepath.Join(t.TempDir(), "unserved.sock")
 	t.Setenv("CLEAT_HOST", unserved)
+	t.Setenv("CLEAT_TIMEOUT", "50ms")
 	for line, says := range map[string]string{
 		"host x":                                  "no arguments",
 		"host -o yaml":                            "use table, json or none",

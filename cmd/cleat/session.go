@@ -28,7 +28,19 @@ type session struct {
 	env     *pflag.FlagSet
 	output  cli.Format
 	timeout time.Duration
+	// starting limits the wait for a server that does not run yet; see
+	// untilServed. Set by bind.
+	starting time.Duration
 }
+
+// startTime is how long a command waits for a server that starts, if --timeout
+// is not set.
+const startTime = 15 * time.Second
+
+const noLimit = 100 * 365 * 24 * time.Hour
+
+// startUsage is the part of the help of --timeout about startTime.
+const startUsage = "If not set, a server that does not run fails after 15 s"
 
 const outputUsage = "output format: table, json or yaml"
 
@@ -48,7 +60,26 @@ func (s *session) bind() error {
 	if s.timeout < 0 {
 		return fmt.Errorf("--timeout %s is negative: use 0 for no limit", s.timeout)
 	}
+	s.starting = startTime
+	if s.env.Changed("timeout") {
+		s.starting = noLimit // the context ends it
+	}
 	return nil
+}
+
+// untilServed repeats a call while no process serves its socket, because the
+// server starts: up to --timeout, or startTime if it is not set. more (optional)
+// selects further errors of a server that starts.
+func (s *session) untilServed(ctx context.Context, notice func(string), more func(error) bool, call func(context.Context) error) error {
+	again := func(err error, past time.Duration) bool {
+		return past < s.starting && (isUnserved(err) || more != nil && more(err))
+	}
+	return retry(ctx, time.Second, notice, again, call)
+}
+
+// isUnserved: no process accepts connections on the socket.
+func isUnserved(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
 }
 
 // run calls work until the timeout or a signal. A terminal shows its progress;

@@ -82,12 +82,15 @@ not exist yet.`,
 		case !slices.Contains(states, wait):
 			return fmt.Errorf("--wait %q is not a plugin state: use one of %s", wait, strings.Join(states, ", "))
 		}
+		if wait != "" {
+			f.starting = noLimit
+		}
 		var s sriovStatus
 		err := f.run(cmd, "querying the plugin", func(ctx context.Context, notice func(string)) error {
-			again := func(err error, _ time.Duration) bool {
+			again := func(err error) bool {
 				return wait != "" && (errors.Is(err, errSriovState) || errors.Is(err, control.ErrNotServed) || errors.Is(err, errSriovLost))
 			}
-			err := retry(ctx, 250*time.Millisecond, notice, again, func(ctx context.Context) (err error) {
+			err := f.untilServed(ctx, notice, again, func(ctx context.Context) (err error) {
 				s, err = querySriovStatus(ctx, socket)
 				if err == nil && wait != "" && s.State != wait {
 					err = fmt.Errorf("%w %s", errSriovState, strings.TrimSpace(s.State+" "+s.Error))

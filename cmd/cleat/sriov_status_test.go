@@ -184,7 +184,7 @@ func TestSriovStatusErrors(t *testing.T) {
 		args []string
 		says string // in the end, where args has a short time
 	}{
-		"absent":        {[]string{"--control-socket", "/nowhere/x.sock"}, "no plugin serves the control socket /nowhere/x.sock"},
+		"absent":        {[]string{"--control-socket", "/nowhere/x.sock", "--timeout", "500ms"}, "no plugin serves the control socket /nowhere/x.sock"},
 		"proposal":      {[]string{"--control-socket", old}, "serves only the published proposal"},
 		"proposal wait": {[]string{"--control-socket", old, "--wait", "SERVING"}, "serves only the published proposal"},
 		"silent":        {[]string{"--control-socket", silent, "--timeout", "500ms"}, "listens at " + silent + " does not respond"},

@@ -11,10 +11,13 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"google.golang.org/grpc/codes"
 	"sigs.k8s.io/yaml"
 
 	"github.com/cleatproject/cleat/csi/client"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cli"
+	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/kubelet/handler/csi"
 	"github.com/cleatproject/cleat/kubelet/remote"
 )
@@ -67,7 +70,7 @@ func newDriverFlags(c *cobra.Command) *driverFlags {
 		addHost(e, &f.host)
 		e.StringVar(&f.config.Endpoint, "endpoint", defaultEndpoint, "socket of any CSI driver")
 		e.StringVar(&f.config.NodeEndpoint, "node-endpoint", "", "socket of the node service, if another process serves it")
-		e.DurationVar(&f.timeout, "timeout", 5*time.Minute, "time limit; 0 means none. After a timeout the driver continues, and the command can be repeated")
+		e.DurationVar(&f.timeout, "timeout", 5*time.Minute, "time limit; 0 means none. After a timeout the driver continues, and the command can be repeated. "+startUsage)
 		cobra.CheckErr(cli.EnvAlias(e, "endpoint", "CSI_ENDPOINT"))
 	})
 	// Not read from CLEAT_STATE_DIR, which is the driver's: the two directories must differ.
@@ -112,17 +115,52 @@ func (f *driverFlags) dial(ctx context.Context, notice func(string)) (*client.Dr
 		}
 	}
 	if f.driver != "" {
-		h, err := remote.Dial(ctx, f.host)
+		err := f.untilServed(ctx, notice, isUnregistered, func(ctx context.Context) (err error) {
+			config.Endpoint, err = f.lookup(ctx)
+			return err
+		})
 		if err != nil {
 			return nil, fmt.Errorf("--driver %s: %w", f.driver, err)
 		}
-		p, err := h.Lookup(ctx, csi.Type, f.driver)
-		if err := errors.Join(err, h.Close()); err != nil {
-			return nil, fmt.Errorf("--driver %s: %w", f.driver, err)
-		}
-		config.Endpoint = p.Endpoint
 	}
+	if err := f.awaitDriver(ctx, notice, config.Endpoint); err != nil {
+		return nil, err
+	}
+	config.Patience = f.starting
 	return client.Dial(ctx, config)
+}
+
+func (f *driverFlags) lookup(ctx context.Context) (endpoint string, err error) {
+	h, err := remote.Dial(ctx, f.host)
+	if err != nil {
+		return "", err
+	}
+	p, err := h.Lookup(ctx, csi.Type, f.driver)
+	return p.Endpoint, errors.Join(err, h.Close())
+}
+
+// isUnregistered: the host does not know the name, which a driver that starts can
+// still register.
+func isUnregistered(err error) bool {
+	answer, answered := errors.AsType[*remote.Error](err)
+	return answered && answer.Code == codes.NotFound
+}
+
+// awaitDriver waits for the socket of a driver that starts. client.Dial then waits
+// until the driver is ready.
+func (f *driverFlags) awaitDriver(ctx context.Context, notice func(string), endpoint string) error {
+	path, err := unixsock.ParseEndpoint(endpoint)
+	if err != nil {
+		return err
+	}
+	return f.untilServed(ctx, notice, nil, func(ctx context.Context) error {
+		conn, err := unixsock.Dial(ctx, path)
+		if err != nil {
+			advice := noServer(err, "the driver", "Start cleat's own with: cleat csi")
+			return errs.Errorf(errs.Unavailable, "no CSI driver answers on %s: %w", endpoint, advise(err, advice))
+		}
+		return conn.Close()
+	})
 }
 
 type driverCall func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error)
