@@ -43,6 +43,7 @@ type Host struct {
 	handlers        map[string]Handler // by type; permanent, so that the same handler deregisters a plugin
 	paths           map[string]*place
 	orphans         map[instance]context.CancelFunc
+	refusals        map[string]refusal // by path
 	notDeregistered []string // by Close
 }
 
@@ -66,7 +67,7 @@ func New(o Options) (*Host, error) {
 	}
 	h := &Host{
 		o: o, slots: make(chan struct{}, o.Concurrency),
-		handlers: map[string]Handler{}, paths: map[string]*place{}, orphans: map[instance]context.CancelFunc{},
+		handlers: map[string]Handler{}, paths: map[string]*place{}, orphans: map[instance]context.CancelFunc{}, refusals: map[string]refusal{},
 	}
 	if h.metrics, err = newMetrics(o.Metrics); err != nil {
 		return nil, fmt.Errorf("plugin host: %w", err)

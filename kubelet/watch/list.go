@@ -94,6 +94,15 @@ func (h *Host) Wait(ctx context.Context, kind, name string) (Status, error) {
 // Why describes the state of a name or socket for users, also if it is unknown.
 func (h *Host) Why(word string) (found []Status, text string) {
 	found = h.Find(word)
+	if len(found) == 0 { // of a plugin that ended after a refusal
+		refused := h.refusalsOf(word)
+		for _, r := range refused {
+			found = append(found, h.Find(r.Socket)...)
+		}
+		if len(refused) > 0 && len(found) == 0 {
+			return nil, fmt.Sprintf("%s, and its socket %s was removed since; %s", refused[0], refused[0].Socket, h.unknown(word))
+		}
+	}
 	if len(found) == 0 {
 		return nil, h.unknown(word)
 	}

@@ -79,10 +79,12 @@ func (p Plugin) instance() instance { return instance{p.Type, p.Name, p.Endpoint
 // key serialises handler calls.
 func (p Plugin) key() string { return p.Type + "\x00" + p.Name }
 
+// newSocket needs Host.mu.
 func newSocket(h *Host, path string) *socket {
 	s := &socket{Host: h, path: path, changed: make(chan struct{}, 1)}
 	s.ctx, s.end = context.WithCancelCause(h.serving)
 	s.status.Socket, s.status.Found = path, time.Now()
+	s.inherit()
 	return s
 }
 
@@ -124,6 +126,7 @@ func (s *socket) attempt() *failure {
 	refusal, failed := s.register(p)
 	switch {
 	case failed != nil:
+		s.refused(p, *failed)
 		_ = s.notify(notifyPrefix + refusal) // best effort
 		return failed
 	case !s.held:
@@ -137,6 +140,7 @@ func (s *socket) attempt() *failure {
 		return nil
 	}
 	s.failures, s.reported, s.restart = 0, "", true
+	s.accepted(s.path)
 	s.metrics.succeeded(s.label(), time.Since(s.status.Found))
 	s.update(Registered, func(st *Status) { st.Step, st.Error, st.Reason = "", "", "" })
 	return s.stay()
@@ -190,6 +194,9 @@ func (s *socket) query() (Plugin, *failure) {
 		return p, nil
 	case err != nil:
 		f := getInfoFailure(err, s.o.Timeouts)
+		if isUnserved(err) {
+			f.reason = s.explainUnserved(s.path, f.reason)
+		}
 		return p, &f
 	}
 	p.Socket = s.path
@@ -219,7 +226,8 @@ func (s *socket) connect() (err error) {
 			return err
 		}
 		if time.Since(begun) >= reportRefusal && s.status.Error != err.Error() {
-			s.update(Asking, func(st *Status) { st.Step, st.Error, st.Reason = Asking, err.Error(), dialReason(err) })
+			reason := s.explainUnserved(s.path, dialReason(err))
+			s.update(Asking, func(st *Status) { st.Step, st.Error, st.Reason = Asking, err.Error(), reason })
 		}
 		select {
 		case <-time.After(pause):
