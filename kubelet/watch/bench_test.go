@@ -154,3 +154,44 @@ func BenchmarkIdle(b *testing.B) {
 	b.ReportMetric(float64((cpu()-used).Microseconds())/float64(b.N), "µs-CPU/s")
 	b.ReportMetric(float64(after.TotalAlloc-before.TotalAlloc)/float64(b.N), "B-allocated/s")
 }
+
+// BenchmarkBesideSilentSockets measures four plugins beside 2,000 sockets that
+// accept and send nothing: all present at the start, and plugins that appear
+// during the retries of the others.
+func BenchmarkBesideSilentSockets(b *testing.B) {
+	const plugins = 4
+	begin := func(b *testing.B, show bool) (*crowd, counting, time.Time) {
+		dir := testkit.Dir(b)
+		for i := range 2000 {
+			listen(b, filepath.Join(dir, fmt.Sprint("silent", i)))
+		}
+		crowd := newCrowd(b, dir, plugins)
+		crowd.notified.Add(plugins)
+		if show {
+			crowd.show(b)
+		}
+		begun := time.Now()
+		_, c := benchHost(b, dir, plugins)
+		return crowd, c, begun
+	}
+	await := func(b *testing.B, c counting, begun time.Time) {
+		for i := range plugins {
+			<-c.registered
+			if i == 0 {
+				b.ReportMetric(float64(time.Since(begun).Microseconds())/1e3, "ms-first")
+			}
+		}
+		b.ReportMetric(float64(time.Since(begun).Microseconds())/1e3, "ms-last")
+	}
+	b.Run("at start", func(b *testing.B) {
+		_, c, begun := begin(b, true)
+		await(b, c, begun)
+	})
+	b.Run("during retries", func(b *testing.B) {
+		crowd, c, _ := begin(b, false)
+		time.Sleep(12 * time.Second)
+		begun := time.Now()
+		crowd.show(b)
+		await(b, c, begun)
+	})
+}

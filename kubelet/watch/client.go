@@ -62,13 +62,17 @@ func probe(ctx context.Context, path string) error {
 	return c.Close()
 }
 
-// connect waits until the server speaks HTTP/2. The connection is never
-// re-established: another plugin could serve then.
 func connect(ctx context.Context, path string, peer func(Peer) error) (*grpc.ClientConn, error) {
-	raw, err := dial(ctx, path, peer)
+	raw, err := greet(ctx, path, peer)
 	if err != nil {
 		return nil, err
 	}
+	return handshake(ctx, raw)
+}
+
+// handshake waits until the server speaks HTTP/2. The connection is never
+// re-established: another plugin could serve then.
+func handshake(ctx context.Context, raw net.Conn) (*grpc.ClientConn, error) {
 	once := make(chan net.Conn, 1)
 	once <- raw
 	conn, err := grpc.NewClient("passthrough:///localhost",

@@ -24,8 +24,8 @@ type Host struct {
 	metrics *metrics
 	hub     hub
 
-	names op.Locks      // handler calls by type and name
-	slots chan struct{} // attempts within Options.Concurrency
+	names op.Locks // handler calls by type and name
+	slots slots    // attempts within Options.Concurrency
 
 	serving context.Context // until Close; cause errGone or ErrClosed
 	stop    context.CancelCauseFunc
@@ -44,7 +44,7 @@ type Host struct {
 	paths           map[string]*place
 	orphans         map[instance]context.CancelFunc
 	refusals        map[string]refusal // by path
-	notDeregistered []string // by Close
+	notDeregistered []string           // by Close
 }
 
 type state int
@@ -66,7 +66,7 @@ func New(o Options) (*Host, error) {
 		return nil, fmt.Errorf("plugin host: %w", err)
 	}
 	h := &Host{
-		o: o, slots: make(chan struct{}, o.Concurrency),
+		o: o, slots: slots{free: o.Concurrency},
 		handlers: map[string]Handler{}, paths: map[string]*place{}, orphans: map[instance]context.CancelFunc{}, refusals: map[string]refusal{},
 	}
 	if h.metrics, err = newMetrics(o.Metrics); err != nil {

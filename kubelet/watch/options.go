@@ -22,7 +22,8 @@ type Options struct {
 	Timeouts Timeouts
 	BackOff  BackOff
 	// Concurrency limits simultaneous new attempts (64), so that many plugins
-	// do not cause timeouts. An attempt counts for at most 20 ms.
+	// do not cause timeouts. First attempts go before retries. An attempt counts
+	// from the server's first data, for at most 20 ms.
 	Concurrency int
 	// Rescan is the interval for comparing the directory with the discovered
 	// sockets (1 min).

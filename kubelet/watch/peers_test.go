@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -197,20 +198,61 @@ func TestReplacedAfterFailures(t *testing.T) {
 	}
 }
 
-// Silent plugins do not block others: their slots are released after slotTime.
+// Silent sockets take no slot, so that any number of them cannot hold up the first
+// attempt of another plugin.
 func TestSilentPeers(t *testing.T) {
-	r := startRig(t, func(o *Options) { o.Concurrency = 2 })
-	for i := range 20 {
-		accepting(t, r.path(fmt.Sprint("silent", i)), "", false)
+	r := startRig(t, func(o *Options) { o.Concurrency = 1 })
+	testkit.Must(t, r.slots.acquire(t.Context(), false))
+	const silent = 20
+	greeted := make(chan error, silent)
+	for i := range silent {
+		l := listen(t, r.path(fmt.Sprint("silent", i)))
+		go func() {
+			c, err := l.Accept()
+			if err == nil {
+				_, err = io.ReadFull(c, make([]byte, len(preface)))
+				t.Cleanup(func() { _ = c.Close() })
+			}
+			greeted <- err
+		}()
 	}
-	for i := range 20 {
-		r.phase(fmt.Sprint("silent", i), Asking)
+	for range silent { // while the only slot is in use
+		testkit.Must(t, <-greeted)
 	}
 	newPlugin(t, r.path("a.sock"), "T", "n", nil)
-	// Otherwise this plugin would wait for a silent one.
-	if s := r.phase("a.sock", Registered); s.Since.Sub(s.Found) > r.o.Timeouts.Dial/2 {
-		t.Errorf("it took %s", s.Since.Sub(s.Found))
+	r.phase("a.sock", Asking)
+	r.slots.release()
+	r.phase("a.sock", Registered)
+	for i := range silent {
+		r.phase(fmt.Sprint("silent", i), Asking)
 	}
+}
+
+// A server can wait for the client's preface before it sends anything.
+func TestServerThatSpeaksSecond(t *testing.T) {
+	r := startRig(t, nil)
+	p := newPlugin(t, r.path(".hidden"), "T", "n", nil)
+	l := listen(t, r.path("a.sock"))
+	go func() {
+		client, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer func() { _ = client.Close() }()
+		first := make([]byte, len(preface+emptySettings))
+		if _, err := io.ReadFull(client, first); err != nil {
+			return
+		}
+		server, err := net.Dial("unix", p.path)
+		if err != nil {
+			return
+		}
+		defer func() { _ = server.Close() }()
+		go func() { _, _ = io.Copy(client, server) }()
+		_, _ = server.Write(first)
+		_, _ = io.Copy(server, client)
+	}()
+	r.phase("a.sock", Registered)
 }
 
 func TestDead(t *testing.T) {

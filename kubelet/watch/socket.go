@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"path/filepath"
 	"time"
 
@@ -30,8 +31,8 @@ const (
 	shortest, longest = 200 * time.Microsecond, 250 * time.Millisecond
 	reportRefusal     = 100 * time.Millisecond
 
-	// An attempt holds a slot at most this long, so that silent plugins do not
-	// delay others.
+	// An attempt holds a slot at most this long after the server's first data, so
+	// that plugins that do not answer GetInfo do not delay others.
 	slotTime = 20 * time.Millisecond
 
 	// A registered plugin's lost connection is re-established with delays from
@@ -162,17 +163,6 @@ func (s *socket) checkEndpoint(p Plugin) *failure {
 }
 
 func (s *socket) query() (Plugin, *failure) {
-	select {
-	case s.slots <- struct{}{}:
-	case <-s.ctx.Done():
-		return Plugin{}, nil
-	}
-	slot := time.AfterFunc(slotTime, func() { <-s.slots })
-	defer func() {
-		if slot.Stop() {
-			<-s.slots
-		}
-	}()
 	s.update(Asking, func(st *Status) {
 		if s.restart {
 			s.restart, st.Attempts = false, 0
@@ -181,10 +171,10 @@ func (s *socket) query() (Plugin, *failure) {
 		st.NextTry = time.Time{}
 	})
 	begun := time.Now()
-	err := s.connect()
 	var p Plugin
+	raw, err := s.greet()
 	if err == nil {
-		p, err = getInfo(s.ctx, s.conn, s.o.Timeouts.GetInfo)
+		p, err = s.getInfo(raw)
 	}
 	if !isRefused(err) {
 		s.metrics.step(Asking, begun)
@@ -209,21 +199,40 @@ func (s *socket) query() (Plugin, *failure) {
 	return p, nil
 }
 
-// connect retries while a new socket refuses.
-func (s *socket) connect() (err error) {
+// getInfo needs a slot, unlike the wait for the server's first data.
+func (s *socket) getInfo(raw net.Conn) (p Plugin, err error) {
+	if err := s.slots.acquire(s.ctx, s.failures > 0); err != nil {
+		return p, errors.Join(err, raw.Close())
+	}
+	slot := time.AfterFunc(slotTime, s.slots.release)
+	defer func() {
+		if slot.Stop() {
+			s.slots.release()
+		}
+	}()
+	ctx, cancel := context.WithTimeout(s.ctx, s.o.Timeouts.Dial)
+	defer cancel()
+	if s.conn, err = handshake(ctx, raw); err != nil {
+		return p, err
+	}
+	return getInfo(s.ctx, s.conn, s.o.Timeouts.GetInfo)
+}
+
+// greet retries while a new socket refuses.
+func (s *socket) greet() (raw net.Conn, err error) {
 	begun := time.Now()
 	ctx, cancel := context.WithTimeout(s.ctx, s.o.Timeouts.Dial)
 	defer cancel()
 	var refused error
 	for pause := shortest; ; pause = min(2*pause, longest) {
-		s.conn, err = connect(ctx, s.path, s.o.Peer)
+		raw, err = greet(ctx, s.path, s.o.Peer)
 		switch {
 		case isRefused(err) && s.failures == 0:
 			refused = err
 		case refused != nil && isType[dialError](err) && time.Since(begun) >= s.o.Timeouts.Dial:
-			return refused // more specific than the deadline
+			return nil, refused // more specific than the deadline
 		default:
-			return err
+			return raw, err
 		}
 		if time.Since(begun) >= reportRefusal && s.status.Error != err.Error() {
 			reason := s.explainUnserved(s.path, dialReason(err))
@@ -232,7 +241,7 @@ func (s *socket) connect() (err error) {
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return err
+			return nil, err
 		}
 	}
 }
