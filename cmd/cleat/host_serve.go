@@ -126,7 +126,6 @@ func (h *hostServer) listen(ctx context.Context) (net.Listener, error) {
 // Register.
 func (h *hostServer) addDevices() {
 	registration := device.NewRegistration(h.devicesDir, h.devices)
-	h.Check("device plugins", func(context.Context) error { return registration.Health() })
 	besideKubelet := false
 	h.AddService(server.Service{
 		Name: "device plugins",
@@ -155,8 +154,8 @@ func (h *hostServer) addDevices() {
 func (h *hostServer) listenDevices(ctx context.Context, registration *device.Registration) (net.Listener, error) {
 	err := registration.Clear(ctx)
 	if err == nil {
-		var l net.Listener
-		l, err = registration.Listen(ctx)
+		var l *unixsock.Lasting
+		l, err = unixsock.ListenLasting(ctx, unixsock.Address{Path: filepath.Join(h.devicesDir, device.KubeletSocket), SharedDir: true, AnyLength: true})
 		if err == nil {
 			return l, nil
 		}

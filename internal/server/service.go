@@ -35,12 +35,15 @@ type Service struct {
 // breakOffAfter is for in-flight calls, before CancelWaiting.
 const breakOffAfter = 5 * time.Second
 
-// AddService adds a gRPC service.
+// AddService adds a gRPC service. Its socket is created again when another program
+// removes it; until then the process is not ready.
 func (s *Server) AddService(v Service) {
 	var (
-		g *GRPC
-		l net.Listener
+		g     *GRPC
+		l     net.Listener
+		state listening
 	)
+	s.Check(v.Name+" socket", state.check)
 	s.Add(Part{
 		Name: v.Name,
 		Prepare: func(ctx context.Context) (err error) {
@@ -51,15 +54,18 @@ func (s *Server) AddService(v Service) {
 			if err := v.Register(g); err != nil {
 				return err
 			}
-			l, err = v.Listen(ctx)
-			return err
+			if l, err = v.Listen(ctx); err != nil {
+				return err
+			}
+			state.bind(l)
+			return nil
 		},
 		Run: func(ctx context.Context) error {
 			if l == nil {
 				return nil
 			}
 			s.Logger.Info(v.Event, v.Attrs...)
-			return g.Serve(ctx, l)
+			return restoring(ctx, s.Logger, l, func() error { return g.Serve(ctx, l) })
 		},
 		Stop: func(ctx context.Context) error {
 			switch {
@@ -100,7 +106,11 @@ func (s *Server) ListenEndpoint(ctx context.Context) (net.Listener, error) {
 	if s.SocketGroup != "" {
 		a.Mode = 0o660
 	}
-	return unixsock.Listen(ctx, a)
+	l, err := unixsock.ListenLasting(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
 }
 
 // ListenPrivileged binds a socket for calls of root and AllowUIDs. With
@@ -113,7 +123,7 @@ func (s *Server) ListenPrivileged(ctx context.Context, a unixsock.Address) (net.
 	if len(uids) > 0 {
 		a.Mode, a.DirMode = 0o666, 0o755
 	}
-	l, err := unixsock.Listen(ctx, a)
+	l, err := unixsock.ListenLasting(ctx, a)
 	if err != nil {
 		return nil, err
 	}

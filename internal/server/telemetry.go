@@ -87,7 +87,7 @@ func (s *telemetry) listen(ctx context.Context, address string) error {
 }
 
 func (s *telemetry) listenSocket(ctx context.Context, a unixsock.Address) error {
-	l, err := unixsock.Listen(ctx, a)
+	l, err := unixsock.ListenLasting(ctx, a)
 	if err != nil {
 		return err
 	}
@@ -127,7 +127,9 @@ func (s *telemetry) serve(ctx context.Context) error {
 	defer unhook()
 	ended := make(chan error, len(s.listeners))
 	for _, l := range s.listeners {
-		go func() { ended <- s.http.Serve(l) }()
+		go func() {
+			ended <- restoring(ctx, s.logger, l, func() error { return s.http.Serve(l) })
+		}()
 	}
 	var all error
 	for range s.listeners {

@@ -65,6 +65,9 @@ func (l *uidListener) allows(uid uint32) bool {
 	return slices.Contains(l.uids, uid)
 }
 
+// Unwrap returns the listener below.
+func (l *uidListener) Unwrap() net.Listener { return l.Listener }
+
 // Accept skips refused users.
 func (l *uidListener) Accept() (net.Conn, error) {
 	for {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -34,17 +33,12 @@ type Registration struct {
 
 	mu         sync.Mutex
 	registered map[[2]string]watch.Plugin // by resource and endpoint
-
-	kubelet sync.Mutex // for the fields below
-	socket  *unixsock.Listener
-	closed  bool
-	health  error
 }
 
 // NewRegistration returns the service. Call Clear before serving it, and Run
 // while serving it.
 func NewRegistration(dir string, h *Handler) *Registration {
-	return &Registration{dir: dir, handler: h, logger: h.options.Logger, registered: map[[2]string]watch.Plugin{}, health: errors.New("kubelet.sock is not served yet")}
+	return &Registration{dir: dir, handler: h, logger: h.options.Logger, registered: map[[2]string]watch.Plugin{}}
 }
 
 // Clear removes the directory's sockets, as a starting kubelet does, so that
@@ -56,9 +50,6 @@ func (r *Registration) Clear(ctx context.Context) error {
 	}
 	kubelet := filepath.Join(r.dir, KubeletSocket)
 	if conn, err := unixsock.Dial(ctx, kubelet); err == nil {
-		r.kubelet.Lock()
-		r.health = nil // that kubelet's
-		r.kubelet.Unlock()
 		return errors.Join(fmt.Errorf("%w: %s", unixsock.ErrLive, kubelet), conn.Close())
 	}
 	entries, err := os.ReadDir(r.dir)
@@ -116,101 +107,8 @@ func (r *Registration) awaitEndpoint(ctx context.Context, path string) {
 // renewed each time.
 const registrationPoll = 2 * time.Second
 
-// Listen creates kubelet.sock. Run creates it again when it is removed or
-// replaced; plugins that watch it then register again.
-func (r *Registration) Listen(ctx context.Context) (net.Listener, error) {
-	r.kubelet.Lock()
-	defer r.kubelet.Unlock()
-	if err := r.listen(ctx); err != nil {
-		return nil, err
-	}
-	return listener{r, r.socket.Addr()}, nil
-}
-
-func (r *Registration) listen(ctx context.Context) error {
-	l, err := unixsock.Listen(ctx, unixsock.Address{Path: filepath.Join(r.dir, KubeletSocket), SharedDir: true, AnyLength: true})
-	if r.health = err; err == nil {
-		r.socket = l
-	}
-	return err
-}
-
-// Health returns nil while plugins find kubelet.sock.
-func (r *Registration) Health() error {
-	r.kubelet.Lock()
-	defer r.kubelet.Unlock()
-	if r.health == nil && r.socket != nil && !r.closed { // the next check of Run can be later
-		switch seen, err := r.socket.Look(); {
-		case err != nil:
-			return err
-		case seen != unixsock.Ours:
-			return fmt.Errorf("%s is %s", filepath.Join(r.dir, KubeletSocket), seen)
-		}
-	}
-	return r.health
-}
-
-// keep creates kubelet.sock again if plugins no longer find it.
-func (r *Registration) keep(ctx context.Context) {
-	r.kubelet.Lock()
-	defer r.kubelet.Unlock()
-	if r.closed || r.socket == nil {
-		return
-	}
-	seen, err := r.socket.Look()
-	if err != nil || seen == unixsock.Ours {
-		r.health = err
-		return
-	}
-	lost, before := r.socket, r.health
-	if err := os.MkdirAll(r.dir, 0o750); err != nil {
-		r.health = fmt.Errorf("socket %s is %s: %w", KubeletSocket, seen, err)
-	} else if r.listen(ctx) == nil {
-		r.logger.Warn("socket lost, created again", "socket", filepath.Join(r.dir, KubeletSocket), "reason", string(seen))
-		if err := lost.Close(); err != nil {
-			r.logger.Warn("closing lost socket failed", "socket", filepath.Join(r.dir, KubeletSocket), "err", err)
-		}
-	}
-	if r.health != nil && before == nil {
-		r.logger.Error("socket lost, will retry", "socket", filepath.Join(r.dir, KubeletSocket), "err", r.health)
-	}
-}
-
-// listener accepts from the current kubelet.sock.
-type listener struct {
-	*Registration
-	addr net.Addr
-}
-
-func (l listener) Accept() (net.Conn, error) {
-	for {
-		from, _ := l.current()
-		c, err := from.Accept()
-		if err == nil {
-			return c, nil
-		}
-		if now, closed := l.current(); closed || now == from {
-			return nil, err
-		}
-	}
-}
-
-func (l listener) current() (*unixsock.Listener, bool) {
-	l.kubelet.Lock()
-	defer l.kubelet.Unlock()
-	return l.socket, l.closed
-}
-
-func (l listener) Close() error {
-	l.kubelet.Lock()
-	defer l.kubelet.Unlock()
-	l.closed = true
-	return l.socket.Close()
-}
-
-func (l listener) Addr() net.Addr { return l.addr }
-
-// Run deregisters plugins whose sockets are removed, and maintains kubelet.sock.
+// Run deregisters plugins whose sockets are removed. It creates a removed directory
+// again, so that kubelet.sock can be restored.
 func (r *Registration) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := r.await(ctx)
@@ -218,11 +116,13 @@ func (r *Registration) Run(ctx context.Context) {
 			wait(ctx, registrationPoll)
 		}
 		r.sweep(ctx)
-		r.keep(ctx)
 	}
 }
 
 func (r *Registration) await(ctx context.Context) error {
+	if err := os.MkdirAll(r.dir, 0o750); err != nil {
+		return err
+	}
 	w, err := inotify.New()
 	if err != nil {
 		return err
@@ -232,7 +132,6 @@ func (r *Registration) await(ctx context.Context) error {
 		return err
 	}
 	r.sweep(ctx) // earlier removals
-	r.keep(ctx)
 	_, err = w.Read(ctx, time.Now().Add(registrationPoll), nil)
 	return err
 }
