@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,15 +10,41 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// pick returns the newest match; an empty endpoint is any.
-func pick(all []watch.Status, kind, name, endpoint string) (newest watch.Status, found bool) {
-	for _, p := range all {
-		fits := p.Phase == watch.Registered && p.Type == kind && p.Name == name && (endpoint == "" || p.Endpoint == endpoint)
-		if fits && (!found || p.Since.After(newest.Since)) {
-			newest, found = p, true
+// registered returns the registered instances of a name: first that with the
+// preferred endpoint, then the newest.
+func registered(all []watch.Status, kind, name, preferred string) []watch.Status {
+	found := slices.DeleteFunc(slices.Clone(all), func(p watch.Status) bool {
+		return p.Phase != watch.Registered || p.Type != kind || p.Name != name
+	})
+	slices.SortFunc(found, func(a, b watch.Status) int {
+		switch isA, isB := a.Endpoint == preferred, b.Endpoint == preferred; {
+		case isA && !isB:
+			return -1
+		case isB && !isA:
+			return 1
 		}
+		return b.Since.Compare(a.Since)
+	})
+	return found
+}
+
+// serving returns the first instance whose endpoint a process serves: a plugin that
+// has just ended is still registered.
+func (s *Service) serving(ctx context.Context, kind, name string) (watch.Status, error) {
+	all := s.Host.List()
+	endpoint, _ := s.Serving(kind, name)
+	var dead []string
+	for _, p := range registered(all, kind, name, endpoint) {
+		err := watch.CheckEndpoint(ctx, p.Plugin)
+		if err == nil {
+			return p, nil
+		}
+		dead = append(dead, fmt.Sprintf("%s %s at %s is registered, and no process serves its endpoint: %v; start the plugin again", kind, name, p.Socket, err))
 	}
-	return newest, found
+	if len(dead) > 0 {
+		return watch.Status{}, &apiError{kind: errUnknown, text: several(dead)}
+	}
+	return watch.Status{}, &apiError{kind: errUnknown, text: s.notFoundText(all, kind, name)}
 }
 
 func (s *Service) notFoundText(all []watch.Status, kind, name string) string {

@@ -2,15 +2,18 @@ package remote
 
 import (
 	"errors"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/kubelet/handler/device"
 	"github.com/cleatproject/cleat/kubelet/watch"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 func known(kind, name, socket string, phase watch.Phase, since int64) watch.Status {
@@ -20,7 +23,7 @@ func known(kind, name, socket string, phase watch.Phase, since int64) watch.Stat
 	}
 }
 
-func TestPick(t *testing.T) {
+func TestRegistered(t *testing.T) {
 	all := []watch.Status{
 		known("CSIPlugin", "a", "old", watch.Registered, 1),
 		known("CSIPlugin", "a", "new", watch.Registered, 3),
@@ -29,11 +32,15 @@ func TestPick(t *testing.T) {
 		known("CSIPlugin", "b", "failed", watch.Failed, 6),
 	}
 	for _, c := range []struct{ kind, name, endpoint, want string }{
-		{"CSIPlugin", "a", "", "/p/new"}, {"CSIPlugin", "a", "/e/old", "/p/old"}, {"CSIPlugin", "a", "/e/next", ""},
+		{"CSIPlugin", "a", "", "/p/new /p/old"}, {"CSIPlugin", "a", "/e/old", "/p/old /p/new"}, {"CSIPlugin", "a", "/e/next", "/p/new /p/old"},
 		{"DRAPlugin", "a", "", "/p/other"}, {"CSIPlugin", "b", "", ""}, {"CSIPlugin", "c", "", ""},
 	} {
-		if got, found := pick(all, c.kind, c.name, c.endpoint); got.Socket != c.want || found != (c.want != "") {
-			t.Errorf("%+v: %q, %v", c, got.Socket, found)
+		var sockets []string
+		for _, p := range registered(all, c.kind, c.name, c.endpoint) {
+			sockets = append(sockets, p.Socket)
+		}
+		if got := strings.Join(sockets, " "); got != c.want {
+			t.Errorf("%+v: %q", c, got)
 		}
 	}
 }
@@ -64,25 +71,40 @@ func TestNotFoundListsNames(t *testing.T) {
 	}
 }
 
-// The instance that the handler prefers is returned as long as it is
-// registered.
+// The instance that the handler prefers is returned as long as it is registered and
+// its endpoint is served; otherwise the newest one that is.
 func TestLookup(t *testing.T) {
 	r := newRig(t)
-	serves := "/run/old.sock"
-	r.service.Serving = func(kind, name string) (string, bool) { return serves, kind == "CSIPlugin" && name == "a" }
-	for _, socket := range []string{"old", "new"} {
+	var prefers string
+	r.service.Serving = func(kind, name string) (string, bool) { return prefers, kind == "CSIPlugin" && name == "a" }
+	endpoint := func(name string) string { return filepath.Join(filepath.Dir(r.dir), name) }
+	stop := map[string]func(){}
+	for _, name := range []string{"old", "new"} {
+		stop[name] = testkit.Serve(t, endpoint(name), func(grpc.ServiceRegistrar) {})
 		info := csiPlugin("a")
-		info.Endpoint = "/run/" + socket + ".sock"
-		serve(t, r.path(socket+".sock"), info)
-		untilRegistered(t, r, r.path(socket+".sock"))
+		info.Endpoint = endpoint(name)
+		serve(t, r.path(name+".sock"), info)
+		untilRegistered(t, r, r.path(name+".sock"))
 	}
-	for _, c := range []struct{ says, want string }{{"/run/old.sock", "/run/old.sock"}, {"/run/gone.sock", "/run/new.sock"}, {"", "/run/new.sock"}} {
-		serves = c.says
-		if got, err := r.remote.Lookup(t.Context(), "CSIPlugin", "a"); err != nil || got.Endpoint != c.want {
-			t.Errorf("the handler says %q: %+v, %v", c.says, got, err)
+	finds := func(preferred, want string) {
+		t.Helper()
+		if prefers = preferred; preferred != "" {
+			prefers = endpoint(preferred)
+		}
+		if got, err := r.remote.Lookup(t.Context(), "CSIPlugin", "a"); err != nil || got.Endpoint != endpoint(want) {
+			t.Errorf("the handler prefers %q: %+v, %v; want %s", preferred, got, err, want)
 		}
 	}
+	finds("old", "old")
+	finds("gone", "new")
+	finds("", "new")
+	stop["new"]() // at once, before the host notices it
+	finds("new", "old")
+	stop["old"]()
 	var e *Error
+	if _, err := r.remote.Lookup(t.Context(), "CSIPlugin", "a"); !errors.As(err, &e) || e.Code != codes.NotFound || !strings.Contains(e.Message, "no process serves its endpoint") {
+		t.Errorf("ended plugins: %v", err)
+	}
 	if _, err := r.remote.Lookup(t.Context(), "CSIPlugin", "b"); !errors.As(err, &e) || e.Code != codes.NotFound || !strings.Contains(e.Message, r.dir) {
 		t.Errorf("an unknown name: %v", err)
 	}

@@ -150,19 +150,14 @@ func (s *Service) GetPlugin(_ context.Context, r *hostv1.GetPluginRequest) (*hos
 	return nil, &apiError{kind: errUnknown, text: cmp.Or(text, "no plugin has the socket "+socket)}
 }
 
-func (s *Service) LookupPlugin(_ context.Context, r *hostv1.LookupPluginRequest) (*hostv1.LookupPluginResponse, error) {
+func (s *Service) LookupPlugin(ctx context.Context, r *hostv1.LookupPluginRequest) (*hostv1.LookupPluginResponse, error) {
 	kind, name := r.GetType(), r.GetName()
 	if kind == "" || name == "" {
 		return nil, invalid("type is %q and name is %q; both are required, such as CSIPlugin and csi.example.com", kind, name)
 	}
-	all := s.Host.List()
-	endpoint, known := s.Serving(kind, name)
-	p, ok := pick(all, kind, name, endpoint)
-	if !ok && known { // the endpoint changed meanwhile
-		p, ok = pick(all, kind, name, "")
-	}
-	if !ok {
-		return nil, &apiError{kind: errUnknown, text: s.notFoundText(all, kind, name)}
+	p, err := s.serving(ctx, kind, name)
+	if err != nil {
+		return nil, err
 	}
 	return &hostv1.LookupPluginResponse{Plugin: toWire(p)}, nil
 }

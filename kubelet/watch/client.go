@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"path/filepath"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -51,6 +52,18 @@ func isRefused(err error) bool {
 // isUnserved: no process serves the path. Other errors are inconclusive.
 func isUnserved(err error) bool {
 	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist)
+}
+
+// CheckEndpoint returns why no process serves a plugin's endpoint, or nil: also if
+// that is not certain, as without permission to connect.
+func CheckEndpoint(ctx context.Context, p Plugin) error {
+	if !filepath.IsAbs(p.Endpoint) {
+		return nil // the handler's business
+	}
+	if err := probe(ctx, p.Endpoint); isUnserved(err) {
+		return err
+	}
+	return nil
 }
 
 // probe connects without sending anything.

@@ -51,8 +51,8 @@ type HostClient interface {
 	// host knows no such socket; the message says why that may be.
 	GetPlugin(ctx context.Context, in *GetPluginRequest, opts ...grpc.CallOption) (*GetPluginResponse, error)
 	// LookupPlugin tells which of the registered instances of a name serves now.
-	// NOT_FOUND when none is registered; the message says why, or which names
-	// there are.
+	// NOT_FOUND when none is registered, or no process serves its endpoint; the
+	// message says why, or which names there are.
 	LookupPlugin(ctx context.Context, in *LookupPluginRequest, opts ...grpc.CallOption) (*LookupPluginResponse, error)
 	// ExplainPlugin says for people how things are with a name or a socket, and
 	// what to do, also when no such plugin is known.
@@ -190,8 +190,8 @@ type HostServer interface {
 	// host knows no such socket; the message says why that may be.
 	GetPlugin(context.Context, *GetPluginRequest) (*GetPluginResponse, error)
 	// LookupPlugin tells which of the registered instances of a name serves now.
-	// NOT_FOUND when none is registered; the message says why, or which names
-	// there are.
+	// NOT_FOUND when none is registered, or no process serves its endpoint; the
+	// message says why, or which names there are.
 	LookupPlugin(context.Context, *LookupPluginRequest) (*LookupPluginResponse, error)
 	// ExplainPlugin says for people how things are with a name or a socket, and
 	// what to do, also when no such plugin is known.
