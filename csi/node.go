@@ -32,6 +32,8 @@ type NodeConfig struct {
 	Admission Admission
 	// Client is this node's current identity.
 	Client func() volume.Client
+	// Named is Client with the addresses of the node id; nil: Client.
+	Named func() volume.Client
 	// TrimCheck is the interval of RunTrims; zero: a minute.
 	TrimCheck time.Duration
 	Logger    *slog.Logger // nil: no log
@@ -48,6 +50,9 @@ func NewNode(c NodeConfig) *Node {
 	c.TrimCheck = cmp.Or(c.TrimCheck, time.Minute)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Named == nil {
+		c.Named = c.Client
 	}
 	return &Node{config: c}
 }

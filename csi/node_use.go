@@ -34,7 +34,7 @@ func (s *Node) NodeGetInfo(context.Context, *spec.NodeGetInfoRequest) (*spec.Nod
 	r := &spec.NodeGetInfoResponse{NodeId: s.config.NodeID, MaxVolumesPerNode: d.MaxVolumes}
 	if d.MultiNode && !d.Static {
 		var err error
-		if r.NodeId, err = FormatNodeID(s.config.Client()); err != nil {
+		if r.NodeId, err = FormatNodeID(s.config.Named()); err != nil {
 			return nil, err
 		}
 	}

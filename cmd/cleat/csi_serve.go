@@ -231,7 +231,7 @@ func (d *csiServer) openNode(ctx context.Context) error {
 	}
 	d.node = csi.NewNode(csi.NodeConfig{
 		Manager: manager, Operations: d.operations, NodeID: d.nodeID, Deployment: d.deployment,
-		Admission: admission, Client: d.self, Logger: d.Logger,
+		Admission: admission, Client: d.self, Named: d.named, Logger: d.Logger,
 	})
 	return manager.Reconcile(ctx)
 }
@@ -271,14 +271,39 @@ func (d *csiServer) fenceOffer() service.Offer {
 	return o
 }
 
+// self has all addresses that a connection of this node to the storage can have: a
+// fence of the node must cover them.
 func (d *csiServer) self() volume.Client {
-	c := volume.Client{Node: d.nodeID, Addrs: d.addresses}
-	if len(c.Addrs) > 0 {
-		return c
+	return d.clientWith(netaddr.OnLinks)
+}
+
+// named has the addresses of the node id, which do not rotate.
+func (d *csiServer) named() volume.Client {
+	if len(d.addresses) > 0 {
+		return volume.Client{Node: d.nodeID, Addrs: d.addresses}
 	}
+	return d.clientWith(netaddr.Stable)
+}
+
+// clientWith derives addresses from those of --node-address or the default routes.
+func (d *csiServer) clientWith(derive func(sources []netip.Addr) ([]netip.Addr, error)) volume.Client {
+	c := volume.Client{Node: d.nodeID, Addrs: d.addresses}
 	var err error
-	if c.Addrs, err = netaddr.Preferred(); err != nil {
+	if len(c.Addrs) == 0 {
+		c.Addrs, err = netaddr.Preferred()
+	}
+	if err == nil {
+		var derived []netip.Addr
+		if derived, err = derive(c.Addrs); err == nil {
+			c.Addrs = derived
+		}
+	}
+	switch n := len(c.Addrs); {
+	case err != nil:
 		d.Logger.Warn("node addresses unknown, set --node-address", "err", err)
+	case n > ledger.MaxAddrs:
+		d.Logger.Warn("too many node addresses, a fence covers only a part, set --node-address", "count", n, "limit", ledger.MaxAddrs)
+		c.Addrs = c.Addrs[:ledger.MaxAddrs]
 	}
 	return c
 }
@@ -288,7 +313,7 @@ func (d *csiServer) checkNodeID() error {
 	if len(d.addresses) == 0 || !d.deployment.Services.Node {
 		return nil
 	}
-	if _, err := csi.FormatNodeID(d.self()); err != nil {
+	if _, err := csi.FormatNodeID(d.named()); err != nil {
 		return fmt.Errorf("--node-id and --node-address: %w", err)
 	}
 	return nil

@@ -285,7 +285,7 @@ func TestClientsAreKept(t *testing.T) {
 func TestBadClients(t *testing.T) {
 	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	many := client("n")
-	for i := range maxAddrs + 1 {
+	for i := range MaxAddrs + 1 {
 		many.Addrs = append(many.Addrs, netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}))
 	}
 	for name, c := range map[string]volume.Client{
@@ -345,7 +345,7 @@ func TestFormerAddresses(t *testing.T) {
 func TestWholeGenerationOfAddressesStaysKnown(t *testing.T) {
 	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	before, after := client("n"), client("n")
-	for i := range maxAddrs {
+	for i := range MaxAddrs {
 		before.Addrs = append(before.Addrs, netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}))
 		after.Addrs = append(after.Addrs, netip.AddrFrom4([4]byte{198, 51, 100, byte(i + 1)}))
 	}

@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	// maxAddrs is per client.
-	maxAddrs = 64
+	// MaxAddrs is per client.
+	MaxAddrs = 64
 	// maxFormer, besides those that a fence covers, holds at least all
 	// addresses before the last change.
-	maxFormer = maxAddrs
+	maxFormer = MaxAddrs
 )
 
 type known struct {
@@ -238,8 +238,8 @@ func cleanAddrs(addrs []netip.Addr) ([]netip.Addr, error) {
 		clean = append(clean, a.WithZone("").Unmap())
 	}
 	slices.SortFunc(clean, netip.Addr.Compare)
-	if clean = slices.Compact(clean); len(clean) > maxAddrs {
-		return nil, errs.Errorf(errs.Invalid, "the client has %d addresses, the maximum is %d", len(clean), maxAddrs)
+	if clean = slices.Compact(clean); len(clean) > MaxAddrs {
+		return nil, errs.Errorf(errs.Invalid, "the client has %d addresses, the maximum is %d", len(clean), MaxAddrs)
 	}
 	return clean, nil
 }
