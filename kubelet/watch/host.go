@@ -24,8 +24,9 @@ type Host struct {
 	metrics *metrics
 	hub     hub
 
-	names op.Locks // handler calls by type and name
-	slots slots    // attempts within Options.Concurrency
+	names     op.Locks // handler calls by type and name
+	slots     slots    // attempts within Options.Concurrency
+	greetings slots    // connections that wait for the first data; see greetTime
 
 	serving context.Context // until Close; cause errGone or ErrClosed
 	stop    context.CancelCauseFunc
@@ -66,7 +67,7 @@ func New(o Options) (*Host, error) {
 		return nil, fmt.Errorf("plugin host: %w", err)
 	}
 	h := &Host{
-		o: o, slots: slots{free: o.Concurrency},
+		o: o, slots: slots{free: o.Concurrency}, greetings: slots{free: greetings * o.Concurrency},
 		handlers: map[string]Handler{}, paths: map[string]*place{}, orphans: map[instance]context.CancelFunc{}, refusals: map[string]refusal{},
 	}
 	if h.metrics, err = newMetrics(o.Metrics); err != nil {

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,6 +35,12 @@ const (
 	// An attempt holds a slot at most this long after the server's first data, so
 	// that plugins that do not answer GetInfo do not delay others.
 	slotTime = 20 * time.Millisecond
+
+	// greetings times as many sockets are connected to at a time, each until its
+	// first data, at most for greetTime: a thousand plugins that handshake at once
+	// would exceed their timeouts, and silent ones must not delay others.
+	greetings = 4
+	greetTime = 5 * time.Millisecond
 
 	// A registered plugin's lost connection is re-established with delays from
 	// firstCheck, in which an exiting plugin removes its file. A connection
@@ -225,7 +232,7 @@ func (s *socket) greet() (raw net.Conn, err error) {
 	defer cancel()
 	var refused error
 	for pause := shortest; ; pause = min(2*pause, longest) {
-		raw, err = greet(ctx, s.path, s.o.Peer)
+		raw, err = s.greetOnce(ctx)
 		switch {
 		case isRefused(err) && s.failures == 0:
 			refused = err
@@ -244,6 +251,16 @@ func (s *socket) greet() (raw net.Conn, err error) {
 			return nil, err
 		}
 	}
+}
+
+func (s *socket) greetOnce(ctx context.Context) (net.Conn, error) {
+	if err := s.greetings.acquire(s.ctx, s.failures > 0); err != nil {
+		return nil, err
+	}
+	release := sync.OnceFunc(s.greetings.release)
+	defer release()
+	defer time.AfterFunc(greetTime, release).Stop()
+	return greet(ctx, s.path, s.o.Peer)
 }
 
 func (s *socket) closeConn() {
