@@ -76,7 +76,7 @@ func TestStatusOfServers(t *testing.T) {
 	var err error
 	eventually(t, "the DPU plugin answers", func() bool {
 		all, err = search.run(t.Context())
-		return len(all) == 3 && statusOf(t, all, dpu).State == notReady
+		return len(all) == 3 && statusOf(t, all, dpu).State == notReady && !strings.Contains(statusText(t, all), "not listening yet")
 	})
 	if err == nil || !strings.Contains(err.Error(), "not ready: 1 of 3 servers") {
 		t.Errorf("an unready server: %v", err)
