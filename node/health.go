@@ -190,7 +190,9 @@ func (m *Manager) checkStage(ctx context.Context, rec stageRecord, all *conditio
 	if rec.Capability.Block {
 		return nil
 	}
-	if err := checkMount(ctx, rec.Staging, v.Device, rec.ReadOnly, all); err != nil || rec.NotGrown == "" {
+	if err := checkMount(ctx, rec.Staging, v.Device, rec.ReadOnly, all); v.Presence == Lost {
+		return nil // the kernel has no state of a file system whose disk it has removed
+	} else if err != nil || rec.NotGrown == "" {
 		return err
 	}
 	full, err := isFull(ctx, v.Device, v.Size)
@@ -211,7 +213,10 @@ func (m *Manager) checkPublish(ctx context.Context, p publication, all *conditio
 			return err
 		}
 		checkPresence(v, all)
-		return checkMount(ctx, p.Target, v.Device, p.ReadOnly, all)
+		if err := checkMount(ctx, p.Target, v.Device, p.ReadOnly, all); v.Presence != Lost {
+			return err
+		}
+		return nil
 	}
 	there, err := m.isPublished(ctx, p.Target, p.publishRecord)
 	if err == nil && !there {

@@ -129,3 +129,47 @@ func closedPort(t *testing.T) netip.AddrPort {
 	testkit.Must(t, l.Close())
 	return netip.MustParseAddrPort(l.Addr().String())
 }
+
+// A path whose target reports the namespace as inaccessible does not work,
+// although its controller is live.
+func TestInaccessiblePaths(t *testing.T) {
+	k := newFakeKernel(t)
+	a := k.attacher()
+	ana := func(controller int, state string) {
+		k.write(fmt.Sprintf("class/nvme/nvme%d/nvme0c%dn1/ana_state", controller, controller), state)
+	}
+	for i, at := range []netip.AddrPort{first, second} {
+		k.controller(fmt.Sprintf("nvme%d", i), red, at)
+		k.write(fmt.Sprintf("class/nvme/nvme%d/nvme0c%dn1/nsid", i, i), "1")
+		k.write(fmt.Sprintf("class/nvme/nvme%d/nvme0c%dn2/nsid", i, i), "2") // of another volume
+		k.write(fmt.Sprintf("class/nvme/nvme%d/nvme0c%dn2/ana_state", i, i), "inaccessible")
+	}
+	l := access.NVMe{Transport: "tcp", NQN: red, NSID: 1, Paths: []netip.AddrPort{first, second}}
+	r, _, err := a.records.begin(node.Target{Locator: l}, l, host{nqn: self})
+	r.Device = k.disk("nvme0n1", red, 1, 259, 1)
+	testkit.Must(t, err, a.records.put(r))
+	for _, c := range []struct {
+		states   [2]string
+		presence node.Presence
+		reason   string
+	}{
+		{[2]string{"optimized", "non-optimized"}, node.Present, ""},
+		{[2]string{"inaccessible", "non-optimized"}, node.Present, ReasonPathDown},
+		{[2]string{"optimized", "change"}, node.Present, ReasonPathDown},
+		{[2]string{"inaccessible", "persistent-loss"}, node.Unreachable, ""},
+	} {
+		ana(0, c.states[0])
+		ana(1, c.states[1])
+		info := testkit.Value(a.Inspect(t.Context(), node.Target{Locator: l}))(t)
+		reason := ""
+		for _, condition := range info.Conditions {
+			reason += condition.Reason
+		}
+		if info.Presence != c.presence || reason != c.reason {
+			t.Errorf("%v: %s with %+v, want %s with %q", c.states, info.Presence, info.Conditions, c.presence, c.reason)
+		}
+		if c.presence == node.Unreachable {
+			testkit.WantError(t, "an inaccessible volume", info.Problem, errs.Unavailable, "reports the namespace as persistent-loss (ANA)")
+		}
+	}
+}

@@ -50,6 +50,9 @@ func (a *Attacher) Inspect(_ context.Context, t node.Target) (node.Info, error) 
 	if at.controllers, err = a.controllersOf(r); err != nil {
 		return info, err
 	}
+	if at.blocked, err = a.blocked(at.controllers, n.NSID); err != nil {
+		return info, err
+	}
 	info.Device, info.ReadOnly, info.Backing, info.Size = toDevice(n), n.ReadOnly, backing(n), n.Size
 	if !at.isLive() {
 		info.Presence, info.Problem = node.Unreachable, a.unreachable(r, at)
@@ -157,7 +160,8 @@ const scanBound = 15 * time.Second
 const rescanAfter = 2 * time.Second
 
 // awaitNamespace waits for the volume's disk and its device node. NotFound: the
-// subsystem does not have it.
+// subsystem does not have it. Unavailable: the target reports it as inaccessible;
+// the kernel makes no disk until a path is accessible.
 func (a *Attacher) awaitNamespace(ctx context.Context, l access.NVMe, h host) (kernel.Namespace, error) {
 	begun, rescanned := time.Now(), false
 	var n kernel.Namespace
@@ -185,7 +189,18 @@ func (a *Attacher) awaitNamespace(ctx context.Context, l access.NVMe, h host) (k
 		}
 		return errors.Is(err, errs.NotFound), err
 	})
-	return n, err
+	if !errors.Is(err, errs.NotFound) {
+		return n, err
+	}
+	r := record{NQN: l.NQN, HostNQN: h.nqn}
+	at, failed := attached{}, error(nil)
+	if at.controllers, failed = a.controllersOf(r); failed == nil {
+		at.blocked, failed = a.blocked(at.controllers, l.NSID)
+	}
+	if failed == nil && len(at.blocked) > 0 {
+		return n, errs.Errorf(errs.Unavailable, "the subsystem %s has no disk for the volume yet: %s", l.NQN, strings.Join(states(r, at), ", "))
+	}
+	return n, errors.Join(err, failed)
 }
 
 // choose returns the disk of a locator among those of its subsystem. All that
@@ -223,15 +238,36 @@ const separator = " "
 // backing identifies a namespace in all targets.
 func backing(n kernel.Namespace) string { return n.NQN + separator + n.WWID }
 
+// isLive reports whether a path executes I/O.
 func (at attached) isLive() bool {
-	return slices.ContainsFunc(at.controllers, func(c kernel.Controller) bool { return c.State == kernel.StateLive })
+	return slices.ContainsFunc(at.controllers, func(c kernel.Controller) bool {
+		return c.State == kernel.StateLive && at.blocked[c.Name] == ""
+	})
+}
+
+// blocked returns the states of a namespace, or of any with NSID 0, by the names of
+// the controllers at which it is not accessible.
+func (a *Attacher) blocked(controllers []kernel.Controller, nsid uint32) (map[string]string, error) {
+	blocked := map[string]string{}
+	for _, c := range controllers {
+		states, err := a.kernel.ANAStates(c)
+		if err != nil {
+			return nil, fmt.Errorf("read the ANA states of %s: %w", c.Name, err)
+		}
+		for id, state := range states {
+			if (nsid == 0 || id == nsid) && !kernel.IsAccessible(state) {
+				blocked[c.Name] = state
+			}
+		}
+	}
+	return blocked, nil
 }
 
 func (a *Attacher) unreachable(r record, at attached) error {
 	return errs.Errorf(errs.Unavailable, "the subsystem %s cannot be reached: %s", r.NQN, strings.Join(states(r, at), ", "))
 }
 
-// states describes the paths of a volume that are not live.
+// states describes the paths of a volume that do not work.
 func states(r record, at attached) (down []string) {
 	missing := map[string]bool{}
 	if l, err := access.Decode(r.Locator); err == nil {
@@ -241,8 +277,11 @@ func states(r record, at attached) (down []string) {
 	}
 	for _, c := range at.controllers {
 		delete(missing, c.Address.String())
-		if c.State != kernel.StateLive {
+		switch state := at.blocked[c.Name]; {
+		case c.State != kernel.StateLive:
 			down = append(down, fmt.Sprintf("%s at %v is %s", c.Name, c.Address, c.State))
+		case state != "":
+			down = append(down, fmt.Sprintf("%s at %v is connected, but its target reports the namespace as %s (ANA)", c.Name, c.Address, state))
 		}
 	}
 	for address := range missing {

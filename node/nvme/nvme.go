@@ -129,6 +129,9 @@ func run[T any](ctx context.Context, a *Attacher, nqn, what string, t node.Targe
 type attached struct {
 	disk        kernel.Namespace
 	controllers []kernel.Controller
+	// blocked are the states, by the name of a live controller, in which the target
+	// does not execute I/O of the disk there.
+	blocked map[string]string
 	// multipath: the kernel joins the controllers to one disk.
 	multipath bool
 }

@@ -6,6 +6,9 @@ import (
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 
+	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/nvme"
 )
 
@@ -28,8 +31,38 @@ func (r *rig) testPaths() {
 	c.wantText("the other path")
 	r.target.Listen(paths[0])
 	c.wantHealth("")
+	r.inaccessiblePaths(c)
+	r.removedDisk(c)
 	c.detach()
 	c.delete()
+}
+
+// inaccessiblePaths: the target stays connected, and executes no I/O (ANA).
+func (r *rig) inaccessiblePaths(c *claim) {
+	r.target.SetANA(paths[0], "inaccessible")
+	c.wantHealth(nvme.ReasonPathDown)
+	c.write("the accessible path")
+	r.target.SetANA(paths[1], "inaccessible")
+	c.wantHealth(node.ReasonStorageUnreachable)
+	other := r.volume("inaccessible", "", 32*mib)
+	r.wantRefused(other, codes.Unavailable, "reports the namespace as inaccessible (ANA)")
+	for _, at := range paths {
+		r.target.SetANA(at, "optimized")
+	}
+	c.wantHealth("")
+	c.wantText("the accessible path")
+	other.attach()
+	other.detach()
+	other.delete()
+}
+
+// removedDisk: the kernel removes the disk under a mounted file system, as after
+// ctrl_loss_tmo.
+func (r *rig) removedDisk(c *claim) {
+	for _, name := range r.controllers() {
+		r.Write("/sys/class/nvme/"+name+"/delete_controller", "1")
+	}
+	c.wantHealth(node.ReasonDeviceLost)
 }
 
 // wantHealth waits until the volume's only adverse condition has the reason;

@@ -104,6 +104,13 @@ func (t *Target) Close(at netip.AddrPort) {
 	t.ports = slices.DeleteFunc(t.ports, func(p netip.AddrPort) bool { return p == at })
 }
 
+// SetANA sets the state of all namespaces at a port (asymmetric namespace access):
+// optimized, inaccessible and so on. Hosts stay connected.
+func (t *Target) SetANA(at netip.AddrPort, state string) {
+	t.kernel.Helper()
+	t.kernel.Write(path.Join(portDir(at), "ana_groups/1/ana_state"), state)
+}
+
 // Add adds a subsystem to all ports.
 func (t *Target) Add(s Subsystem) {
 	t.kernel.Helper()
