@@ -64,21 +64,25 @@ func TestInterrupted(t *testing.T) {
 		`nvme nvme0: new ctrl: NQN "` + red + `", addr 192.0.2.1:4420, hostnqn: ` + self,
 		`nvme nvme1: Reconnecting in 2 seconds...`,
 		`nvme0n1: I/O Cmd(0x8) @ LBA 4080, 16 blocks, I/O Error (sct 0x0 / sc 0x1) MORE DNR`,
-		`nvme nvme0: creating 2 I/O queues.`,
+		`nvme nvme0: creating 2 I/O queues.`, // a reset, as it is connected
 		`nvme nvme0: starting error recovery`,
 		`nvme nvme0: new ctrl: NQN "nqn.2024-01.example:blue", addr 192.0.2.1:4420`,
 		`nvme nvme0: Removing ctrl: NQN "nqn.2024-01.example:blue"`,
 		`EXT4-fs (nvme0n1): starting error recovery`,
+		`nvme nvme0: creating 2 I/O queues.`, // the connect of a new one
+		`nvme nvme0: mapped 2/0/0 default/read/poll queues.`,
+		`nvme nvme2: creating 2 I/O queues.`,
 	}
 	var records []kmsg.Record
 	for i, text := range messages {
 		records = append(records, kmsg.Record{Seq: uint64(100 + i), Text: text})
 	}
-	got := interrupted(records, map[string]string{"nvme1": "nqn.2024-01.example:green"})
+	names := map[string]string{"nvme1": "nqn.2024-01.example:green", "nvme2": "nqn.2024-01.example:grey"} // nvme2 connects
+	got := interrupted(records, names, map[string]bool{"nvme1": true, "nvme2": false})
 	want := []struct {
 		seq uint64
 		nqn string
-	}{{102, "nqn.2024-01.example:green"}, {105, red}, {107, "nqn.2024-01.example:blue"}}
+	}{{102, "nqn.2024-01.example:green"}, {104, red}, {105, red}, {107, "nqn.2024-01.example:blue"}}
 	if len(got) != len(want) {
 		t.Fatalf("got %+v, want %+v", got, want)
 	}

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/cleatproject/cleat/internal/durable"
 	"github.com/cleatproject/cleat/internal/linux/kmsg"
+	kernel "github.com/cleatproject/cleat/internal/linux/nvme"
 	"github.com/cleatproject/cleat/node"
 )
 
@@ -31,22 +33,30 @@ type interruption struct {
 }
 
 // interrupted returns the interruptions in messages. names are the subsystems of
-// controllers whose connection is older than the messages, and is updated.
-func interrupted(records []kmsg.Record, names map[string]string) (all []interruption) {
+// controllers whose connection is older than the messages, and is updated, as is
+// isConnected: those that have been live. A reset of such a controller
+// (reset_controller in sysfs) logs only that its queues are created again.
+func interrupted(records []kmsg.Record, names map[string]string, isConnected map[string]bool) (all []interruption) {
 	for _, r := range records {
 		name, message, found := splitDevice(r.Text)
 		if !found {
 			continue
 		}
-		if _, rest, found := strings.Cut(message, `new ctrl: NQN "`); found {
+		if _, rest, found := strings.Cut(message, `new ctrl: NQN "`); found { // the last message of a connect
 			names[name], _, _ = strings.Cut(rest, `"`)
+			isConnected[name] = true
 			continue
 		}
-		for _, sign := range []string{"starting error recovery", "resetting controller", "Reconnecting in", "Removing ctrl", "Removing controller"} {
-			if strings.Contains(message, sign) && names[name] != "" {
-				all = append(all, interruption{r.Seq, names[name], r.Text})
-				break
-			}
+		signs := []string{"starting error recovery", "resetting controller", "Reconnecting in", "Removing ctrl", "Removing controller"}
+		if isConnected[name] {
+			signs = append(signs, "I/O queues")
+		}
+		if strings.Contains(message, "Removing ctrl") {
+			delete(isConnected, name) // its name can be used again
+		}
+		isSign := func(sign string) bool { return strings.Contains(message, sign) }
+		if slices.ContainsFunc(signs, isSign) && names[name] != "" {
+			all = append(all, interruption{r.Seq, names[name], r.Text})
 		}
 	}
 	return all
@@ -63,6 +73,7 @@ func splitDevice(text string) (name, message string, found bool) {
 type watcher struct {
 	log   *kmsg.Log         // nil: it cannot be read
 	names map[string]string // subsystems of controllers
+	live  map[string]bool   // controllers that were live at the last call
 	last  uint64            // the newest message seen, also by earlier processes
 	todo  map[string]finding
 }
@@ -74,7 +85,7 @@ type finding struct {
 }
 
 func (a *Attacher) newWatcher() (w watcher, err error) {
-	w.names, w.todo = map[string]string{}, map[string]finding{}
+	w.names, w.live, w.todo = map[string]string{}, map[string]bool{}, map[string]finding{}
 	if w.last, err = a.records.position(); err != nil {
 		return w, err
 	}
@@ -111,9 +122,15 @@ func (a *Attacher) checkLog(ctx context.Context, w *watcher) error {
 			w.names[c.Name] = c.NQN
 		}
 	}
+	defer func() {
+		clear(w.live)
+		for _, c := range controllers {
+			w.live[c.Name] = c.State == kernel.StateLive
+		}
+	}()
 	newest := w.last
 	if len(messages) > 0 {
-		found := interrupted(messages, w.names)
+		found := interrupted(messages, w.names, w.live)
 		for _, r := range all {
 			if what := uncertainty(r, found, messages[0].Seq, w.last); what != "" && r.Uncertain == "" {
 				w.todo[r.name] = finding{r, what}

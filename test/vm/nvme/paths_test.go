@@ -2,6 +2,7 @@ package nvme
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
@@ -18,6 +19,7 @@ func (r *rig) testPaths() {
 	c := r.volume("paths", "ext4", 32*mib)
 	c.attach()
 	c.wantHealth("")
+	r.resetController(c)
 	r.target.Close(paths[1])
 	c.wantHealth(nvme.ReasonPathDown)
 	c.write("one path")
@@ -35,6 +37,19 @@ func (r *rig) testPaths() {
 	r.removedDisk(c)
 	c.detach()
 	c.delete()
+}
+
+// resetController: a flush in flight can be lost, if the target has a volatile
+// cache, and the kernel logs only that queues are created.
+func (r *rig) resetController(c *claim) {
+	has := func() bool {
+		return slices.ContainsFunc(c.health(), func(e *csi.VolumeHealth_VolumeHealthEntry) bool { return e.GetReason() == nvme.ReasonFlushUncertain })
+	}
+	if has() {
+		r.Error("a new volume has an uncertain flush")
+	}
+	r.Write("/sys/class/nvme/"+r.controllers()[0]+"/reset_controller", "1")
+	c.Await("the condition "+nvme.ReasonFlushUncertain, has)
 }
 
 // inaccessiblePaths: the target stays connected, and executes no I/O (ANA).
