@@ -44,11 +44,10 @@ type storageClient struct {
 
 // A NetworkFence blocks exactly its client, survives restarts on the storage
 // server, and can be removed.
-func testFencedClient(t *testing.T) {
+func testFencedClient(t *testing.T, d *nbdDisk) {
 	t.Parallel()
 	s := &addons{newSpace(t)}
 	s.network()
-	d := s.nbdServer()
 	bad, good := s.client(7), s.client(8)
 	first, second, others := bad.writer(s, d, server4), bad.writer(s, d, server6), good.writer(s, d, server4)
 	s.refusedFences()

@@ -21,6 +21,7 @@ func TestAddons(t *testing.T) {
 			t.Errorf("with nothing fenced the packet filter has (%v)\n%s", err, out)
 		}
 	})
+	disk := s.nbdServer() // without a storage server the fence is not ready
 	together(t, directRelease.add, eachRelease.add, storageRelease.add)
 	if t.Failed() {
 		return
@@ -34,7 +35,7 @@ func TestAddons(t *testing.T) {
 	t.Run("Tokens", testAddonsTokens)
 	t.Run("Side by side", func(t *testing.T) {
 		t.Run("Driver", testFencedNode)
-		t.Run("Server", testFencedClient)
+		t.Run("Server", func(t *testing.T) { testFencedClient(t, disk) })
 		t.Run("Ceph", testCeph)
 	})
 	t.Run("Complaints", testAddonsComplaints)

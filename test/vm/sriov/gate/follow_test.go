@@ -56,7 +56,7 @@ func (r *rig) rejectsFalseSuccess() {
 	r.Helper()
 	r.Await("the daemon detects missing changes", func() bool {
 		s := r.status()
-		return s.Phase == daemon.Pending && s.Generation == r.desired.generation && len(s.Steps) > 0 && !strings.Contains(s.Reason, nodestate.InProgress)
+		return s.Phase == daemon.Pending && s.Generation == r.desired.generation && len(s.Problems) > 0 && !strings.Contains(s.Reason, nodestate.InProgress)
 	})
 	r.offersNothing("the operator reported success too early")
 }
