@@ -122,9 +122,11 @@ func (t diffTarget) diff(base *snapshot, window volume.Range) (found []volume.Ra
 		config.SnapName = snapName(base.hash)
 		err = r.DiffIterate(config)
 	default: // a group's member has no name
-		err = r.DiffIterateByID(rbd.DiffIterateByIDConfig{
-			FromSnapID: base.id, Offset: config.Offset, Length: config.Length,
-			IncludeParent: config.IncludeParent, WholeObject: config.WholeObject, Callback: config.Callback,
+		err = onThread(func() error {
+			return r.DiffIterateByID(rbd.DiffIterateByIDConfig{
+				FromSnapID: base.id, Offset: config.Offset, Length: config.Length,
+				IncludeParent: config.IncludeParent, WholeObject: config.WholeObject, Callback: config.Callback,
+			})
 		})
 	}
 	if errors.Is(err, rbd.ErrNotImplemented) {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"syscall"
 
@@ -287,8 +288,17 @@ func (p *pool) canCloneMembers() bool {
 	options := rbd.NewRbdImageOptions()
 	defer options.Destroy()
 	const missing = "cleat-no-image" // so that nothing is cloned
-	err := rbd.CloneImageByID(p.io, missing, 1, p.io, missing, options)
+	err := onThread(func() error { return rbd.CloneImageByID(p.io, missing, 1, p.io, missing, options) })
 	return !errors.Is(err, rbd.ErrNotImplemented)
+}
+
+// onThread makes the first call of a function that librbd of Ceph 16.2 lacks.
+// go-ceph looks it up with dlsym(3) and then reads dlerror(3), which belongs to the
+// thread: on another one it misses the error, and calls address 0.
+func onThread(call func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return call()
 }
 
 // endGroups removes what interrupted calls left of groups. An error does no harm
