@@ -32,7 +32,7 @@ type machine struct {
 func newMachine(t *testing.T, id, uuid string) *machine {
 	t.Helper()
 	m := &machine{root: t.TempDir(), dir: t.TempDir()}
-	m.write(t, "proc/1/root/etc/machine-id", id)
+	m.write(t, filepath.Join("proc", "1", "root", "etc", "machine-id"), id)
 	m.write(t, "sys/class/dmi/id/product_uuid", uuid)
 	m.boot(t, "boot-1")
 	return m

@@ -79,7 +79,7 @@ func readMachine(root string) (r report, err error) {
 	if r.boot = read(bootID); r.boot == "" {
 		return r, fmt.Errorf("the boot id in /%s cannot be read", bootID)
 	}
-	machineID, productUUID := read("proc/1/root/etc/machine-id"), read("sys/class/dmi/id/product_uuid")
+	machineID, productUUID := read(filepath.Join("proc", "1", "root", "etc", "machine-id")), read("sys/class/dmi/id/product_uuid")
 	if machineIDPattern.MatchString(machineID) && productUUIDPattern.MatchString(productUUID) {
 		sum := sha256.Sum256([]byte(machineID + "/" + productUUID))
 		r.machine = hex.EncodeToString(sum[:16])

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	coordination "k8s.io/api/coordination/v1"
@@ -21,7 +22,7 @@ func (c *cephCase) bootReports() {
 	// Pods see the kernel's boot id, not the one that the cluster gives its kubelet
 	// in each simulated boot.
 	driver := c.processOf("--ceph-boot-leases="+system+"/ceph-cleat-boot", 0)
-	boot := strings.TrimSpace(string(testkit.Value(os.ReadFile(fmt.Sprintf("/proc/%d/root/proc/sys/kernel/random/boot_id", driver)))(c)))
+	boot := strings.TrimSpace(string(testkit.Value(os.ReadFile(filepath.Join("/proc", fmt.Sprint(driver), "root", "proc/sys/kernel/random/boot_id")))(c)))
 	c.until("the boot report of the node", func(ctx context.Context) error {
 		l, err := leases.Get(ctx, prefix+testCluster.Node, metav1.GetOptions{})
 		if err == nil && (l.Spec.HolderIdentity == nil || *l.Spec.HolderIdentity != boot || l.Annotations["fence.cleat.dev/late"] != "") {

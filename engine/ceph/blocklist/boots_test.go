@@ -63,7 +63,7 @@ func (o *outage) boot(id, machineID string, isUsed bool) {
 	o.Helper()
 	root := o.TempDir()
 	for path, text := range map[string]string{
-		"proc/sys/kernel/random/boot_id": id, "proc/1/root/etc/machine-id": machineID,
+		"proc/sys/kernel/random/boot_id": id, filepath.Join("proc", "1", "root", "etc", "machine-id"): machineID,
 		"sys/class/dmi/id/product_uuid": "4c4c4544-0042-3510-8052-b4c04f564433",
 	} {
 		path = filepath.Join(root, path)
