@@ -73,7 +73,7 @@ func splitDevice(text string) (name, message string, found bool) {
 type watcher struct {
 	log   *kmsg.Log         // nil: it cannot be read
 	names map[string]string // subsystems of controllers
-	live  map[string]bool   // controllers that were live at the last call
+	live  map[string]bool   // controllers that have been live
 	last  uint64            // the newest message seen, also by earlier processes
 	todo  map[string]finding
 }
@@ -122,10 +122,9 @@ func (a *Attacher) checkLog(ctx context.Context, w *watcher) error {
 			w.names[c.Name] = c.NQN
 		}
 	}
-	defer func() {
-		clear(w.live)
+	defer func() { // one that is being reset now has been live
 		for _, c := range controllers {
-			w.live[c.Name] = c.State == kernel.StateLive
+			w.live[c.Name] = w.live[c.Name] || c.State == kernel.StateLive
 		}
 	}()
 	newest := w.last
