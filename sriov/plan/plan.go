@@ -2,6 +2,8 @@
 // those that a SriovNetworkNodeState specifies. It is pure.
 package plan
 
+import "cmp"
+
 // Plan is the remaining work.
 type Plan struct {
 	// In order. When a step fails, the PF's later steps are not safe: observe
@@ -24,15 +26,16 @@ func (p Plan) Done() bool { return len(p.Steps) == 0 && len(p.Problems) == 0 }
 
 // Finding is a problem or a note.
 type Finding struct {
-	PF   string // "": the whole node
-	Text string // what is wrong, and what would be right
+	PF       string // "": the whole node
+	Function string // the only virtual function that it concerns; "": the whole PF
+	Text     string // what is wrong, and what would be right
 }
 
 func (f Finding) String() string {
-	if f.PF == "" {
-		return f.Text
+	if of := cmp.Or(f.Function, f.PF); of != "" {
+		return of + ": " + f.Text
 	}
-	return f.PF + ": " + f.Text
+	return f.Text
 }
 
 // Options are further inputs of a plan.
