@@ -25,8 +25,13 @@ type VF struct {
 	Index int
 	MAC   net.HardwareAddr // nil: none, or not Ethernet
 	VLAN  int
+	QoS   int  // 802.1p priority of VLAN
+	QinQ  bool // VLAN is a service tag (802.1ad)
 	Trust Setting
 	Spoof Setting // spoof checking
+
+	LinkState        int // 0 follows the physical function, 1 is up, 2 is down
+	MinRate, MaxRate int // Mbit/s; 0: no limit
 
 	// GUIDs: the next fields are reported (InfiniBand), most significant byte
 	// first; 0 is unset.
@@ -161,8 +166,8 @@ func parseVF(entry *netlink.AttributeDecoder, isEthernet bool) (VF, error) {
 	for entry.Next() {
 		b := entry.Bytes()
 		least := map[uint16]int{
-			unix.IFLA_VF_MAC: 4 + ethernet, unix.IFLA_VF_VLAN: 8, unix.IFLA_VF_SPOOFCHK: 8, unix.IFLA_VF_TRUST: 8,
-			unix.IFLA_VF_IB_NODE_GUID: 16, unix.IFLA_VF_IB_PORT_GUID: 16,
+			unix.IFLA_VF_MAC: 4 + ethernet, unix.IFLA_VF_VLAN: 12, unix.IFLA_VF_SPOOFCHK: 8, unix.IFLA_VF_TRUST: 8,
+			unix.IFLA_VF_IB_NODE_GUID: 16, unix.IFLA_VF_IB_PORT_GUID: 16, unix.IFLA_VF_LINK_STATE: 8, unix.IFLA_VF_RATE: 12,
 		}[entry.Type()]
 		if len(b) < least {
 			return VF{}, fmt.Errorf("%w: type %d has %d bytes, want at least %d", errShort, entry.Type(), len(b), least)
@@ -174,7 +179,19 @@ func parseVF(entry *netlink.AttributeDecoder, isEthernet bool) (VF, error) {
 				v.MAC = slices.Clone(mac)
 			}
 		case unix.IFLA_VF_VLAN:
-			v.VLAN = int(binary.NativeEndian.Uint32(b[4:]))
+			v.VLAN, v.QoS = int(binary.NativeEndian.Uint32(b[4:])), int(binary.NativeEndian.Uint32(b[8:]))
+		case unix.IFLA_VF_VLAN_LIST:
+			entry.Nested(func(list *netlink.AttributeDecoder) error {
+				for list.Next() {
+					info := list.Bytes() // struct ifla_vf_vlan_info
+					v.QinQ = v.QinQ || len(info) >= 14 && binary.BigEndian.Uint16(info[12:]) == unix.ETH_P_8021AD
+				}
+				return nil
+			})
+		case unix.IFLA_VF_LINK_STATE:
+			v.LinkState = int(binary.NativeEndian.Uint32(b[4:]))
+		case unix.IFLA_VF_RATE:
+			v.MinRate, v.MaxRate = int(binary.NativeEndian.Uint32(b[4:])), int(binary.NativeEndian.Uint32(b[8:]))
 		case unix.IFLA_VF_SPOOFCHK:
 			v.Spoof = setting(binary.NativeEndian.Uint32(b[4:]))
 		case unix.IFLA_VF_TRUST:

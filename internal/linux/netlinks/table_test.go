@@ -62,6 +62,10 @@ func TestParseTable(t *testing.T) {
 		{
 			{unix.IFLA_VF_MAC, vfMAC(1, mac)}, {unix.IFLA_VF_BROADCAST, make([]byte, 32)}, {unix.IFLA_VF_VLAN, u32(1, 77, 3)},
 			{unix.IFLA_VF_SPOOFCHK, vfSwitch(1, 1)}, {unix.IFLA_VF_TRUST, vfSwitch(1, 0)},
+			{unix.IFLA_VF_LINK_STATE, u32(1, 2)}, {unix.IFLA_VF_RATE, u32(1, 10, 100)},
+			{unix.IFLA_VF_VLAN_LIST, encode(t, func(list *netlink.AttributeEncoder) {
+				list.Bytes(unix.IFLA_VF_VLAN_INFO, (&nl.VfVlanInfo{VfVlan: nl.VfVlan{Vf: 1, Vlan: 77, Qos: 3}, VlanProto: 0xa888}).Serialize())
+			})},
 		},
 		{
 			{unix.IFLA_VF_MAC, vfMAC(0, make([]byte, ethernet))}, {unix.IFLA_VF_SPOOFCHK, vfSwitch(0, notReported)}, {unix.IFLA_VF_TRUST, vfSwitch(0, 1)},
@@ -70,7 +74,7 @@ func TestParseTable(t *testing.T) {
 	}
 	want := Link{Index: 7, Name: "ens1f0", Encapsulation: "ether", MTU: 9000, Up: true, VFs: []VF{
 		{Index: 0, Trust: On, GUIDs: true, NodeGUID: 0x0011223344556677, PortGUID: 1},
-		{Index: 1, MAC: mac, VLAN: 77, Trust: Off, Spoof: On},
+		{Index: 1, MAC: mac, VLAN: 77, QoS: 3, QinQ: true, Trust: Off, Spoof: On, LinkState: 2, MinRate: 10, MaxRate: 100},
 	}}
 	whole := answer(t, unix.ARPHRD_ETHER, 2, table...)
 	got, err := parseLink(whole)

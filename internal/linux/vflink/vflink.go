@@ -70,6 +70,31 @@ func (Kernel) SetSpoofCheck(ctx context.Context, name string, vf int, on bool) e
 		func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetVfSpoofchk(l, vf, on) })
 }
 
+// SetVLAN makes the card tag a VF's packets; VLAN 0 ends it. qinq selects a
+// service tag (802.1ad).
+func (Kernel) SetVLAN(ctx context.Context, name string, vf, vlan, qos int, qinq bool) error {
+	return changeVF(ctx, fmt.Sprintf("set the VLAN to %d for", vlan), name, vf,
+		func(h *netlink.Handle, l netlink.Link) error {
+			if qinq {
+				return h.LinkSetVfVlanQosProto(l, vf, vlan, qos, unix.ETH_P_8021AD)
+			}
+			return h.LinkSetVfVlanQos(l, vf, vlan, qos)
+		})
+}
+
+// SetRates limits a VF's rates in Mbit/s; 0 is no limit.
+func (Kernel) SetRates(ctx context.Context, name string, vf, lowest, highest int) error {
+	return changeVF(ctx, fmt.Sprintf("set the rates to %d and %d Mbit/s for", lowest, highest), name, vf,
+		func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetVfRate(l, vf, lowest, highest) })
+}
+
+// SetLinkState sets the link that a VF sees: 0 follows the physical function,
+// 1 is up, 2 is down.
+func (Kernel) SetLinkState(ctx context.Context, name string, vf, state int) error {
+	return changeVF(ctx, fmt.Sprintf("set the link state to %d for", state), name, vf,
+		func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetVfState(l, vf, uint32(state)) })
+}
+
 // SetGUIDs sets the node and port GUID of an InfiniBand function.
 func (Kernel) SetGUIDs(ctx context.Context, name string, vf int, node, port uint64) error {
 	return changeVF(ctx, fmt.Sprintf("set the GUIDs to %016x (node) and %016x (port) for", node, port), name, vf,
