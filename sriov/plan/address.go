@@ -123,3 +123,11 @@ func (p *planner) guidPool(pf PF) *GUIDPool {
 	}
 	return nil
 }
+
+// staticGUID is "" if none is specified.
+func (f *functions) staticGUID(v VF) string {
+	if pool := f.guidPool(f.pf); pool != nil && v.Index < pool.count() {
+		return pool.at(v.Index)
+	}
+	return ""
+}

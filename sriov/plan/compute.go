@@ -28,6 +28,10 @@ import (
 //   - Of a function in a pod (by Options.Held, or by a network driver without a
 //     network device), only the driver is compared: the network of the pod
 //     changes the rest.
+//   - What the network of an ended pod left on a function (Options.Baselines) is
+//     reset. An address that another function or the PF has, too, is replaced.
+//   - What the desired state asks for and no step provides (Plan.Unmet) is a
+//     problem, unless accepted.
 //   - Functions without a group are left alone.
 //
 // A desired state that Spec.Check refuses gives problems and no steps.
@@ -48,7 +52,9 @@ func Compute(spec nodestate.Spec, s State, o Options) Plan {
 	for _, i := range spec.Interfaces {
 		named[i.PCIAddress] = true
 		if n := slices.IndexFunc(s.PFs, func(pf PF) bool { return pf.Address == i.PCIAddress }); n < 0 {
-			p.note(i.PCIAddress, "%s", missing(i, s))
+			if !p.checkAssigned(i, s) {
+				p.note(i.PCIAddress, "%s", missing(i, s))
+			}
 		} else {
 			p.pf(i, s.PFs[n])
 		}
@@ -59,6 +65,7 @@ func Compute(spec nodestate.Spec, s State, o Options) Plan {
 			p.rebuild(nodestate.Interface{PCIAddress: pf.Address}, pf)
 		}
 	}
+	p.checkBridges(spec, s)
 	return p.plan
 }
 
@@ -69,6 +76,10 @@ type planner struct {
 
 func (p *planner) problem(pf, format string, args ...any) {
 	p.plan.Problems = append(p.plan.Problems, Finding{PF: pf, Text: fmt.Sprintf(format, args...)})
+}
+
+func (f *functions) problemOf(v VF, format string, args ...any) {
+	f.plan.Problems = append(f.plan.Problems, Finding{PF: f.pf.Address, Function: v.Address, Text: fmt.Sprintf(format, args...)})
 }
 
 func (p *planner) note(pf, format string, args ...any) {
@@ -143,6 +154,7 @@ func (p *planner) pf(i nodestate.Interface, pf PF) {
 		p.rebuild(i, pf)
 	} else {
 		p.functions(i, pf)
+		p.checkSwitch(i, pf)
 	}
 }
 
@@ -249,7 +261,8 @@ func (p *planner) create(i nodestate.Interface) {
 }
 
 func (p *planner) functions(i nodestate.Interface, pf PF) {
-	f := &functions{planner: p, pf: pf}
+	f := &functions{planner: p, pf: pf, macs: map[string]string{}, taken: map[string]bool{}}
+	f.assignMACs(i)
 	exists := map[int]bool{}
 	for _, v := range pf.VFs {
 		exists[v.Index] = true

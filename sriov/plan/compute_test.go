@@ -245,7 +245,7 @@ func TestComputeProblems(t *testing.T) {
 			pf.VFs = pf.VFs[:1]
 		}, want: []string{pf0 + ": 4 virtual functions are configured but 1 exist"}},
 		"trust without a table": {spec: one(1, nodestate.VFGroup{VFRange: "0-0", Trust: "on"}), pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) { pf.VFs[0].Known = false },
-			want: []string{pf0 + ": VF 0 is not in the function table of ens1f0, so trust and spoofChk cannot be set"}},
+			want: []string{vfAddress(0) + ": VF 0 is not in the function table of ens1f0, so trust and spoofChk cannot be set"}},
 		"invalid": {spec: one(2, group("0-2"), nodestate.VFGroup{VFRange: "x", MTU: 3}), pf: ready(0),
 			want: []string{"spec.interfaces[0].vfGroups[0].vfRange: ", "spec.interfaces[0].vfGroups[1].mtu: ", "spec.interfaces[0].vfGroups[1].vfRange: "}},
 	} {
@@ -303,16 +303,16 @@ func TestComputeNotes(t *testing.T) {
 	spec := one(8, group("0-6"), nodestate.VFGroup{VFRange: "7-7", IsRDMA: true})
 	spec.Interfaces[0].Name = "ens9"
 	spec.System.RDMAMode = nodestate.Exclusive
-	p := Compute(spec, State{PFs: []PF{pf}}, Options{})
+	p := Compute(spec, State{PFs: []PF{pf}}, Options{Accept: []string{UnmetRDMA}})
 	if !p.Done() {
 		t.Fatalf("steps %v, problems %v", p.Steps, p.Problems)
 	}
 	want := []string{
 		`the desired RDMA mode is "exclusive", but the kernel does not report the current mode`,
 		pf0 + `: the network device is "ens1f0", but the desired state names "ens9"; the PCI address is used`,
+		vfAddress(7) + ": isRdma is set, but it has no RDMA device: load the RDMA module of its driver; accepted",
 		pf0 + ": VF 1-3, 5: has a network driver but no network device on the host: a pod has it, or the driver created no device; address and MTU are not compared",
 		pf0 + ": VF 6: not in the PF's function table: no address is set",
-		pf0 + ": VF 7: isRdma is set, but the VF has no RDMA device; check that the driver's RDMA module is loaded",
 	}
 	var got []string
 	for _, n := range p.Notes {

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/cleatproject/cleat/sriov/nodestate"
@@ -47,7 +48,7 @@ func TestFollow(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			pf := PF{Address: "0000:3b:00.0", Driver: "ice", Netdev: "ens1", Link: Ether, MAC: "0c:42:a1:00:00:01", MTU: 1500, Up: true, TotalVFs: 8, NumVFs: 2}
 			for n, address := range []string{"0000:3b:02.0", "0000:3b:02.1"} {
-				pf.VFs = append(pf.VFs, VF{Index: n, Address: address, Driver: "iavf", Netdev: "v", MTU: 1500, Known: true, AdminMAC: "02:00:00:00:00:01"})
+				pf.VFs = append(pf.VFs, VF{Index: n, Address: address, Driver: "iavf", Netdev: "v", MTU: 1500, Known: true, AdminMAC: fmt.Sprintf("02:00:00:00:00:0%d", n)})
 			}
 			i := nodestate.Interface{PCIAddress: pf.Address, NumVFs: 2, VFGroups: []nodestate.VFGroup{{ResourceName: "a", VFRange: "0-1"}}}
 			plans := func() (compute, follow Plan) {

@@ -18,7 +18,7 @@ type fakeKernel struct {
 	// By VF address.
 	groups map[string]nodestate.VFGroup
 	// Functions bound before their address was set, whose driver does not
-	// update it.
+	// update it. That of a guest, through vfio-pci, starts later.
 	stale map[string]bool
 	made  int
 }
@@ -98,17 +98,26 @@ func (m *fakeKernel) table(s Step, pf *PF, vf *VF) {
 	case SetMAC:
 		at(s.PF, s.VF)
 		m.mustBe(pf.Link == Ether, s, "it is not Ethernet")
-		m.stale[vf.Address] = vf.Driver != "" && (m.groups[vf.Address].IsRDMA || vf.Driver != driverOf(pf))
+		m.stale[vf.Address] = m.groups[vf.Address].IsRDMA && vf.Driver == driverOf(pf)
 		vf.AdminMAC = s.MAC
 	case SetGUID:
 		at(s.PF, s.VF)
 		m.mustBe(pf.Link == InfiniBand, s, "it is not InfiniBand")
-		m.stale[vf.Address] = vf.Driver != ""
+		m.stale[vf.Address] = vf.Driver == driverOf(pf)
 		vf.NodeGUID, vf.PortGUID = s.GUID, s.GUID
 	case SetTrust:
 		at(s.PF, s.VF)
 		m.mustBe(vf.Trust != s.On, s, "it is already set")
 		vf.Trust = s.On
+	case SetVLAN:
+		at(s.PF, s.VF)
+		vf.VLAN, vf.QoS, vf.QinQ = s.VLAN, s.QoS, s.QinQ
+	case SetRates:
+		at(s.PF, s.VF)
+		vf.MinRate, vf.MaxRate = s.Min, s.Max
+	case SetLinkState:
+		at(s.PF, s.VF)
+		vf.LinkState = s.State
 	case SetSpoofCheck:
 		at(s.PF, s.VF)
 		m.mustBe(vf.SpoofCheck != s.On, s, "it is already set")

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -39,6 +40,7 @@ func checkPlansConverge(t *rapid.T) {
 			}
 		}
 	}
+	o.Baselines, o.Accept = drawBaselines(t, m.state, o.Held), Kinds()
 	for _, i := range spec.Interfaces {
 		for index := range i.NumVFs {
 			if g, ok := i.Group(index); ok {
@@ -61,6 +63,10 @@ func checkPlansConverge(t *rapid.T) {
 	}
 	for round := 0; ; round++ {
 		p := Compute(spec, m.state, o)
+		checkHeld(t, m, o, p)
+		if !reflect.DeepEqual(Follow(spec, m.state, o).Problems, Follow(spec, m.state, Options{Held: o.Held}).Problems) {
+			t.Fatal("in mode follow, what pods left closes functions")
+		}
 		if again := Compute(spec, m.state, o); !reflect.DeepEqual(p, again) {
 			t.Fatalf("two plans of one:\n%+v\n%+v", p, again)
 		}
@@ -79,6 +85,79 @@ func checkPlansConverge(t *rapid.T) {
 		}
 		if left := Compute(spec, m.state, o); !p.More && len(left.Steps) > 0 {
 			t.Fatalf("there is more to do: %v, after %v", left.Steps, p.Steps)
+		}
+	}
+}
+
+// drawBaselines draws what free functions were like before a pod held them.
+func drawBaselines(t *rapid.T, s State, held []string) map[string]VF {
+	all := map[string]VF{}
+	for _, pf := range s.PFs {
+		for _, v := range pf.VFs {
+			if slices.Contains(held, v.Address) || !v.Known || rapid.Bool().Draw(t, "never held") {
+				continue
+			}
+			mac := rapid.SampledFrom([]string{"", v.AdminMAC, "02:00:00:00:00:98", "02:00:00:00:00:99", pf.MAC}).Draw(t, "MAC before")
+			if pf.Link == Ether {
+				v.AdminMAC = mac
+				if v.Netdev != "" && !isUnset(mac) && rapid.Bool().Draw(t, "MAC used before") {
+					v.MAC = mac
+				}
+			}
+			v.VLAN, v.QinQ = rapid.SampledFrom([]int{0, 5}).Draw(t, "VLAN before"), rapid.Bool().Draw(t, "QinQ before")
+			v.MaxRate, v.LinkState = rapid.IntRange(0, 1).Draw(t, "rate before"), rapid.IntRange(LinkAuto, LinkDown).Draw(t, "link before")
+			v.Trust, v.SpoofCheck = rapid.Bool().Draw(t, "trust before"), rapid.Bool().Draw(t, "spoof check before")
+			all[v.Address] = v
+		}
+	}
+	return all
+}
+
+// checkHeld finds steps on functions of pods; only a wrong driver, or another
+// number or mode, needs them.
+func checkHeld(t *rapid.T, m *fakeKernel, o Options, p Plan) {
+	for _, address := range o.Held {
+		if !slices.Contains(p.Touches, address) {
+			continue
+		}
+		pf, v := m.find(address)
+		g := m.groups[address]
+		rebuilt := slices.ContainsFunc(p.Steps, func(s Step) bool {
+			_, numbered := s.(SetNumVFs)
+			_, switched := s.(SetESwitch)
+			return s.Function() == pf.Address && (numbered || switched)
+		})
+		right := v.Driver != "" && !isUserspace(v.Driver)
+		if g.Type() == nodestate.VFIO {
+			right = v.Driver == nodestate.VFIO
+		}
+		if right && !rebuilt {
+			t.Fatalf("%s is held, and touched by %v", address, p.Steps)
+		}
+	}
+}
+
+// checkFree finds functions that pods can get with what another pod left.
+func checkFree(t *rapid.T, m *fakeKernel, i nodestate.Interface, pf PF, o Options, p Plan) {
+	for _, v := range pf.VFs {
+		g, ok := i.Group(v.Index)
+		inPod := v.Driver == driverOf(&pf) && v.Netdev == "" || slices.Contains(o.Held, v.Address)
+		blocked := slices.ContainsFunc(p.Problems, func(f Finding) bool { return f.Function == v.Address })
+		if !ok || v.Index >= i.NumVFs || inPod || blocked || !v.Known {
+			continue
+		}
+		for _, other := range append(slices.Clone(pf.VFs), VF{Index: -1, AdminMAC: pf.MAC}) {
+			if pf.Link == Ether && other.Index != v.Index && !isUnset(v.AdminMAC) && strings.EqualFold(v.AdminMAC, other.AdminMAC) {
+				t.Fatalf("%+v has the address of %+v", v, other)
+			}
+		}
+		before, wasHeld := o.Baselines[v.Address]
+		if !wasHeld {
+			continue
+		}
+		// An address that another function has now is not restored.
+		if before.AdminMAC, before.MAC = v.AdminMAC, v.MAC; !Same(g, pf, before, v) {
+			t.Fatalf("left on %+v, which was %+v", v, before)
 		}
 	}
 }
@@ -126,6 +205,7 @@ func drawVF(t *rapid.T, m *fakeKernel, pf *PF, v *VF) {
 		v.MTU = rapid.SampledFrom([]int{1400, 1500, 9000}).Draw(t, "VF MTU")
 	}
 	v.AdminMAC = rapid.SampledFrom([]string{"", "00:00:00:00:00:00", "02:00:00:00:00:99"}).Draw(t, "MAC")
+	v.VLAN, v.MaxRate, v.LinkState = rapid.SampledFrom([]int{0, 7}).Draw(t, "VLAN"), rapid.IntRange(0, 1).Draw(t, "rate"), rapid.IntRange(LinkAuto, LinkDown).Draw(t, "link state")
 	v.Trust, v.SpoofCheck = rapid.Bool().Draw(t, "trust"), rapid.Bool().Draw(t, "spoof check")
 	if v.GUIDs = pf.Link == InfiniBand && rapid.IntRange(0, 9).Draw(t, "GUIDs") > 0; v.GUIDs {
 		v.NodeGUID = rapid.SampledFrom([]string{"", "00:00:00:00:00:00:00:00", "02:00:00:00:00:00:00:99"}).Draw(t, "node GUID")
@@ -136,6 +216,7 @@ func drawVF(t *rapid.T, m *fakeKernel, pf *PF, v *VF) {
 	}
 	if rapid.IntRange(0, 9).Draw(t, "unknown") == 0 {
 		v.Known, v.AdminMAC, v.Trust, v.SpoofCheck, v.GUIDs, v.NodeGUID, v.PortGUID = false, "", false, false, false, "", ""
+		v.VLAN, v.MaxRate, v.LinkState = 0, 0, LinkAuto
 	}
 }
 
@@ -173,7 +254,7 @@ func drawDesired(t *rapid.T, pf PF) nodestate.Interface {
 func checkReached(t *rapid.T, m *fakeKernel, spec nodestate.Spec, o Options, first []PF, p Plan) {
 	for n, pf := range m.state.PFs {
 		w := slices.IndexFunc(spec.Interfaces, func(i nodestate.Interface) bool { return i.PCIAddress == pf.Address })
-		bad := slices.ContainsFunc(p.Problems, func(problem Finding) bool { return problem.PF == pf.Address })
+		bad := slices.ContainsFunc(p.Problems, func(problem Finding) bool { return problem.PF == pf.Address && problem.Function == "" })
 		switch {
 		case w < 0 && slices.Contains(o.Managed, pf.Address):
 			if pf.NumVFs != 0 || pf.mode() != nodestate.Legacy {
@@ -189,13 +270,14 @@ func checkReached(t *rapid.T, m *fakeKernel, spec nodestate.Spec, o Options, fir
 				t.Fatalf("managed externally, but changed: %+v, was %+v", pf, first[n])
 			}
 			if !bad {
-				checkDesired(t, m, i, pf, o)
+				checkDesired(t, m, i, pf, o, p)
+				checkFree(t, m, i, pf, o, p)
 			}
 		}
 	}
 }
 
-func checkDesired(t *rapid.T, m *fakeKernel, i nodestate.Interface, pf PF, o Options) {
+func checkDesired(t *rapid.T, m *fakeKernel, i nodestate.Interface, pf PF, o Options, p Plan) {
 	if pf.NumVFs < i.NumVFs || pf.NumVFs > i.NumVFs && !i.ExternallyManaged || pf.mode() != i.Mode() {
 		t.Fatalf("number or mode: %+v, want %+v", pf, i)
 	}
@@ -204,7 +286,8 @@ func checkDesired(t *rapid.T, m *fakeKernel, i nodestate.Interface, pf PF, o Opt
 	}
 	for _, v := range pf.VFs {
 		g, ok := i.Group(v.Index)
-		if !ok || v.Index >= i.NumVFs {
+		blocked := slices.ContainsFunc(p.Problems, func(f Finding) bool { return f.Function == v.Address })
+		if !ok || v.Index >= i.NumVFs || blocked {
 			continue
 		}
 		network := v.Driver == driverOf(&pf)

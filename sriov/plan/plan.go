@@ -14,6 +14,8 @@ type Plan struct {
 	Touches []string
 	// Differences that no step resolves.
 	Problems []Finding
+	// What no step provides, accepted or not; unless accepted, also in Problems.
+	Unmet []Unmet
 	// Differences that are left alone and do not block the plan.
 	Notes []Finding
 	// Further steps depend on these: observe and plan again, which is always
@@ -38,6 +40,14 @@ func (f Finding) String() string {
 	return f.Text
 }
 
+// Unmet is what the desired state asks for, the node does not have, and no step
+// provides.
+type Unmet struct {
+	PF       string
+	Function string // "": the whole PF
+	Kind     string // one of Kinds
+}
+
 // Options are further inputs of a plan.
 type Options struct {
 	// PFs whose functions earlier plans created. The functions are removed when
@@ -47,6 +57,15 @@ type Options struct {
 	// Functions that pods hold. What a pod's network can change (addresses,
 	// MTU, trust, spoof check) is not compared.
 	Held []string
+	// Functions that no pod holds, as they were before a pod held them. What
+	// differs is reset: the pod's network left it.
+	Baselines map[string]VF
+	// KeepResidue leaves what pods' networks left, with a note.
+	KeepResidue bool
+	// Kinds of Unmet that do not block.
+	Accept []string
+	// Single ones that do not block.
+	Accepted []Unmet
 	// PFs whose functions were just created. Their drivers' random addresses
 	// are set explicitly, so that the functions keep them.
 	Fresh []string
@@ -63,9 +82,18 @@ const (
 // State is a node's observed state.
 type State struct {
 	PFs []PF // network functions that support VFs, by address
+	// Network functions without VFs: in a virtual machine also VFs of its host.
+	Others []Function
 	// shared, exclusive; "": not reported.
 	RDMAMode string
+	// Interfaces of the Open vSwitch bridges, by bridge.
+	Bridges map[string][]string
+	// Why Bridges is not known; "": it is.
+	BridgesUnknown string
 }
+
+// Function is a network function.
+type Function struct{ Address, Driver string }
 
 // PF is a physical function.
 type PF struct {
@@ -81,6 +109,8 @@ type PF struct {
 	TotalVFs       int
 	NumVFs         int
 	ESwitch        string // "": not reported, treated as legacy
+	TCOffload      string // on, off; "": not reported, or not in mode switchdev
+	FlowSteering   string // dmfs, smfs; "": not reported, or not in mode switchdev
 	VFs            []VF   // by index
 }
 
@@ -90,6 +120,8 @@ type VF struct {
 	Address string
 	Device  string // id
 	Driver  string
+	// Instance differs if the function was removed and created again.
+	Instance string
 
 	Netdev string // "": none, or in a pod
 	MAC    string
@@ -98,12 +130,16 @@ type VF struct {
 	// From the PF's table.
 	Known      bool   // the table has an entry
 	AdminMAC   string // zeros: not set
-	VLAN       int
+	VLAN, QoS  int
+	QinQ       bool // VLAN is a service tag (802.1ad)
 	Trust      bool
 	SpoofCheck bool
-	GUIDs      bool   // the table has GUIDs
-	NodeGUID   string // zeros: not set
-	PortGUID   string
+	LinkState  int // LinkAuto, LinkUp, LinkDown
+	// In Mbit/s; 0: no limit.
+	MinRate, MaxRate int
+	GUIDs            bool   // the table has GUIDs
+	NodeGUID         string // zeros: not set
+	PortGUID         string
 
 	RDMA []string // names
 	VDPA string   // virtio, vhost

@@ -70,7 +70,7 @@ func NotDone(spec nodestate.Spec) []string {
 		pfs  []string
 		text string
 	}{
-		{switchdev, "switchdev mode: hw-tc-offload and the flow steering mode smfs are not configured; set them with ethtool and devlink"},
+		{switchdev, "switchdev mode: hw-tc-offload and the flow steering mode smfs are checked, but not set; set them with ethtool and devlink"},
 		{vfio, "vfio-pci: kernel arguments (intel_iommu=on, iommu=pt) are not set, and the node is not rebooted for them"},
 		{made, "udev rules, NetworkManager and firmware are not configured, and the node is neither drained nor rebooted"},
 	} {
@@ -82,7 +82,7 @@ func NotDone(spec nodestate.Spec) []string {
 		all = append(all, fmt.Sprintf("RDMA mode %q is checked, but not set", mode))
 	}
 	for _, b := range spec.Bridges.OVS {
-		all = append(all, fmt.Sprintf("the Open vSwitch bridge %q is not created", b.Name))
+		all = append(all, fmt.Sprintf("the Open vSwitch bridge %q is checked, but not created", b.Name))
 	}
 	return all
 }

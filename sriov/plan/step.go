@@ -38,6 +38,22 @@ type (
 		Entry
 		On bool
 	}
+	// SetVLAN makes the card tag the packets of a VF; VLAN 0 ends it.
+	SetVLAN struct {
+		Entry
+		VLAN, QoS int
+		QinQ      bool // a service tag (802.1ad)
+	}
+	// SetRates limits the rates of a VF in Mbit/s; 0 is no limit.
+	SetRates struct {
+		Entry
+		Min, Max int
+	}
+	// SetLinkState sets the link that a VF sees: LinkAuto, LinkUp or LinkDown.
+	SetLinkState struct {
+		Entry
+		State int
+	}
 	// Bind first unbinds another driver. "" is the driver that the kernel
 	// chooses.
 	Bind struct{ Address, Driver string }
@@ -46,6 +62,13 @@ type (
 	// SetVDPA creates the vDPA device (virtio, vhost) of a function; "" removes
 	// it.
 	SetVDPA struct{ Address, Type string }
+)
+
+// Link states of a VF.
+const (
+	LinkAuto = iota // that of the PF
+	LinkUp
+	LinkDown
 )
 
 // Entry identifies a VF in its PF's table.
@@ -74,6 +97,20 @@ func (s SetGUID) String() string  { return fmt.Sprintf("set the GUIDs of %s to %
 func (s SetTrust) String() string { return fmt.Sprintf("turn trust %s for %s", onOff(s.On), s.Entry) }
 func (s SetSpoofCheck) String() string {
 	return fmt.Sprintf("turn spoof checking %s for %s", onOff(s.On), s.Entry)
+}
+func (s SetVLAN) String() string {
+	if s.VLAN == 0 {
+		return "remove the VLAN of " + s.Entry.String()
+	}
+	return fmt.Sprintf("set the VLAN of %s to %d", s.Entry, s.VLAN)
+}
+
+func (s SetRates) String() string {
+	return fmt.Sprintf("set the rates of %s to %d and %d Mbit/s", s.Entry, s.Min, s.Max)
+}
+
+func (s SetLinkState) String() string {
+	return fmt.Sprintf("set the link state of %s to %s", s.Entry, map[int]string{LinkAuto: "auto", LinkUp: "up", LinkDown: "down"}[s.State])
 }
 func (s Unbind) String() string { return "unbind " + s.Address + " from its driver" }
 

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,8 +13,11 @@ type functions struct {
 	*planner
 	pf PF
 
+	macs  map[string]string // to set, by VF address
+	taken map[string]bool   // MAC addresses of functions
+
 	// VF indexes.
-	absent, notInTable, noGUIDs, noRDMA []int
+	absent, notInTable, noGUIDs, kept, tagged []int
 }
 
 // Without a network device, a function with a user-space driver is not in a
@@ -34,15 +38,19 @@ func (f *functions) planVF(g nodestate.VFGroup, v VF) {
 	if right && f.inPod(v, network) {
 		return
 	}
+	f.checkResidue(g, v)
+	f.checkVF(g, v, right)
 	var steps []Step
 	if v.VDPA != "" && v.VDPA != g.VDPAType {
 		steps = append(steps, SetVDPA{Address: v.Address})
 	}
 	// A guest might use a function on vfio-pci.
-	if !vfio || !right {
+	changed := len(f.restoredIdentity(v)) > 0
+	if !vfio || !right || changed {
 		identity := f.identity(v)
-		// RDMA devices get their GUID from the address when created.
-		if len(identity) > 0 && !vfio && network && (f.pf.Link == InfiniBand || g.IsRDMA) {
+		// RDMA devices get their GUID from the address when created. A driver that
+		// had another address is bound again.
+		if len(identity) > 0 && !vfio && network && (f.pf.Link == InfiniBand || g.IsRDMA || changed) {
 			// After a crash the next plan binds it again.
 			steps = append(steps, Unbind{Address: v.Address})
 			right = false
@@ -53,14 +61,18 @@ func (f *functions) planVF(g nodestate.VFGroup, v VF) {
 		}
 	}
 	steps = append(steps, f.flags(g, v)...)
+	steps = append(steps, f.restored(v)...)
+	mtu := f.wantedMTU(g, v)
 	switch {
 	case !right && vfio:
 		steps = append(steps, Bind{Address: v.Address, Driver: nodestate.VFIO})
+		_, compared := f.options.Baselines[v.Address]
+		f.plan.More = f.plan.More || compared && !f.isFree(v) // compared next
 	case !right:
 		steps = append(steps, Bind{Address: v.Address})
 		f.plan.More = true // its network device is configured next
-	case !vfio && g.MTU != 0 && v.MTU != g.MTU:
-		steps = append(steps, SetMTU{Address: v.Address, MTU: g.MTU})
+	case !vfio && mtu != 0 && v.MTU != mtu:
+		steps = append(steps, SetMTU{Address: v.Address, MTU: mtu})
 	}
 	if g.VDPAType != "" && v.VDPA != g.VDPAType {
 		steps = append(steps, SetVDPA{Address: v.Address, Type: g.VDPAType})
@@ -68,10 +80,6 @@ func (f *functions) planVF(g nodestate.VFGroup, v VF) {
 	if len(steps) > 0 {
 		f.do(steps...)
 		f.touch(v.Address)
-		return
-	}
-	if g.IsRDMA && len(v.RDMA) == 0 {
-		f.noRDMA = append(f.noRDMA, v.Index)
 	}
 }
 
@@ -93,10 +101,13 @@ func (f *functions) identity(v VF) []Step {
 		f.notInTable = append(f.notInTable, v.Index)
 		return nil
 	}
+	if steps := f.restoredIdentity(v); steps != nil {
+		return steps
+	}
 	switch f.pf.Link {
 	case Ether:
 		if isUnset(v.AdminMAC) {
-			if mac, ok := macFor(f.pf, v); ok {
+			if mac, ok := f.newMAC(v); ok {
 				return []Step{SetMAC{f.entry(v), mac}}
 			}
 		}
@@ -105,14 +116,14 @@ func (f *functions) identity(v VF) []Step {
 			f.noGUIDs = append(f.noGUIDs, v.Index)
 			return nil
 		}
-		if pool := f.guidPool(f.pf); pool != nil && v.Index < pool.count() {
-			if want := pool.at(v.Index); !strings.EqualFold(v.NodeGUID, want) || !strings.EqualFold(v.PortGUID, want) {
+		if want := f.staticGUID(v); want != "" {
+			if !strings.EqualFold(v.NodeGUID, want) || !strings.EqualFold(v.PortGUID, want) {
 				return []Step{SetGUID{f.entry(v), want}}
 			}
 			return nil
 		}
 		if isUnset(v.NodeGUID) || isUnset(v.PortGUID) {
-			if guid, ok := guidFor(f.pf, v); ok {
+			if guid, ok := guidFor(f.pf, f.former(v)); ok {
 				return []Step{SetGUID{f.entry(v), guid}}
 			}
 		}
@@ -130,11 +141,14 @@ func (f *functions) keepMAC(v VF) []Step {
 }
 
 func (f *functions) flags(g nodestate.VFGroup, v VF) []Step {
+	if before, ok := f.baseline(v); ok {
+		g.Trust, g.SpoofCheck = cmp.Or(g.Trust, onOff(before.Trust)), cmp.Or(g.SpoofCheck, onOff(before.SpoofCheck))
+	}
 	if g.Trust == "" && g.SpoofCheck == "" {
 		return nil
 	}
 	if !v.Known {
-		f.problem(f.pf.Address, "VF %[2]d is not in the function table of %[1]s, so trust and spoofChk cannot be set; remove them from its group", f.pf.Netdev, v.Index)
+		f.problemOf(v, "VF %[2]d is not in the function table of %[1]s, so trust and spoofChk cannot be set; remove them from its group", f.pf.Netdev, v.Index)
 		return nil
 	}
 	var steps []Step
@@ -156,10 +170,11 @@ func (f *functions) addNotes() {
 		{f.absent, "has a network driver but no network device on the host: a pod has it, or the driver created no device; address and MTU are not compared"},
 		{f.notInTable, "not in the PF's function table: no address is set"},
 		{f.noGUIDs, "the kernel does not report the GUIDs: no GUID is set"},
-		{f.noRDMA, "isRdma is set, but the VF has no RDMA device; check that the driver's RDMA module is loaded"},
+		{f.kept, "changed while a pod held it, or its address is also that of another function: kept (keep-residue)"},
+		{f.tagged, "it has a VLAN that the node state does not specify: kept, as set by an administrator; if a pod left it, remove it with ip link set dev PF vf N vlan 0"},
 	} {
 		if len(r.indexes) > 0 {
-			f.note(f.pf.Address, "VF %s: %s", formatRanges(r.indexes), r.text)
+			f.note(f.pf.Address, "VF %s: %s", formatRanges(slices.Compact(slices.Sorted(slices.Values(r.indexes)))), r.text)
 		}
 	}
 }

@@ -1,0 +1,119 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cleatproject/cleat/sriov/nodestate"
+)
+
+// Kinds of Unmet.
+const (
+	UnmetOffload  = "hw-tc-offload"
+	UnmetSteering = "flow-steering"
+	UnmetBridge   = "bridge"
+	UnmetDriver   = "driver" // of a VF that was assigned to a virtual machine
+	UnmetGUID     = "guid"
+	UnmetRDMA     = "rdma"
+)
+
+// Kinds returns the kinds of Unmet.
+func Kinds() []string {
+	return []string{UnmetOffload, UnmetSteering, UnmetBridge, UnmetDriver, UnmetGUID, UnmetRDMA}
+}
+
+func (p *planner) unmet(u Unmet, format string, args ...any) {
+	p.plan.Unmet = append(p.plan.Unmet, u)
+	found := Finding{PF: u.PF, Function: u.Function, Text: fmt.Sprintf(format, args...)}
+	switch {
+	case slices.Contains(p.options.Accept, u.Kind):
+		found.Text += "; accepted"
+	case slices.Contains(p.options.Accepted, u):
+		found.Text += "; accepted until it is resolved, as it was so before an upgrade"
+	default:
+		found.Text += fmt.Sprintf(", or accept it: --accept=%s", u.Kind)
+		p.plan.Problems = append(p.plan.Problems, found)
+		return
+	}
+	p.plan.Notes = append(p.plan.Notes, found)
+}
+
+// mellanox is a PCI vendor.
+const mellanox = "15b3"
+
+// checkSwitch checks what the operator sets on PFs in switchdev mode.
+func (p *planner) checkSwitch(i nodestate.Interface, pf PF) {
+	if i.NumVFs == 0 || i.Mode() != nodestate.Switchdev {
+		return
+	}
+	if pf.TCOffload == nodestate.Off {
+		p.unmet(Unmet{PF: pf.Address, Kind: UnmetOffload},
+			"eSwitchMode is %q, but hw-tc-offload is off: run ethtool -K %s hw-tc-offload on", nodestate.Switchdev, pf.Netdev)
+	}
+	if pf.Vendor == mellanox && pf.FlowSteering != "" && pf.FlowSteering != "smfs" {
+		p.unmet(Unmet{PF: pf.Address, Kind: UnmetSteering},
+			"eSwitchMode is %q, but the flow steering mode is %s, want smfs: run devlink dev param set pci/%s name flow_steering_mode value smfs cmode runtime in legacy mode",
+			nodestate.Switchdev, pf.FlowSteering, pf.Address)
+	}
+}
+
+// checkBridges checks that Open vSwitch has the bridges with their uplinks.
+func (p *planner) checkBridges(spec nodestate.Spec, s State) {
+	for _, b := range spec.Bridges.OVS {
+		if s.BridgesUnknown != "" {
+			p.note("", "the Open vSwitch bridge %q is not checked: %s", b.Name, s.BridgesUnknown)
+			continue
+		}
+		interfaces, exists := s.Bridges[b.Name]
+		for _, uplink := range b.Uplinks {
+			n := slices.IndexFunc(s.PFs, func(pf PF) bool { return pf.Address == uplink.PCIAddress })
+			if n < 0 {
+				continue // it has no functions here
+			}
+			u := Unmet{PF: uplink.PCIAddress, Kind: UnmetBridge}
+			pf := s.PFs[n]
+			switch {
+			case !exists:
+				p.unmet(u, "Open vSwitch has no bridge %q: run ovs-vsctl add-br %[1]s and ovs-vsctl add-port %[1]s %s", b.Name, pf.Netdev)
+			case !slices.ContainsFunc(interfaces, pf.hasName):
+				p.unmet(u, "the Open vSwitch bridge %q does not have the physical function: run ovs-vsctl add-port %[1]s %s", b.Name, pf.Netdev)
+			}
+		}
+	}
+}
+
+// checkAssigned checks a VF that was assigned to this virtual machine. It
+// reports whether the interface is one.
+func (p *planner) checkAssigned(i nodestate.Interface, s State) bool {
+	n := slices.IndexFunc(s.Others, func(f Function) bool { return f.Address == i.PCIAddress })
+	g, grouped := i.Group(0)
+	if n < 0 || !grouped {
+		return false
+	}
+	driver := s.Others[n].Driver
+	u := Unmet{PF: i.PCIAddress, Function: i.PCIAddress, Kind: UnmetDriver}
+	switch vfio := g.Type() == nodestate.VFIO; {
+	case slices.Contains(p.options.Held, i.PCIAddress):
+	case vfio && driver != nodestate.VFIO:
+		p.unmet(u, "a function without virtual functions, as in a virtual machine, has the driver %q, want %s: run driverctl set-override %s %[2]s", driver, nodestate.VFIO, i.PCIAddress)
+	case !vfio && (driver == "" || isUserspace(driver)):
+		p.unmet(u, "a function without virtual functions, as in a virtual machine, has the driver %q, want a network driver: run driverctl unset-override %s", driver, i.PCIAddress)
+	}
+	return true
+}
+
+// checkVF checks what a VF has when its steps are done.
+func (f *functions) checkVF(g nodestate.VFGroup, v VF, right bool) {
+	u := Unmet{PF: f.pf.Address, Function: v.Address}
+	if f.pf.Link == InfiniBand && v.Known && v.GUIDs && f.staticGUID(v) == "" && (isUnset(v.NodeGUID) || isUnset(v.PortGUID)) {
+		_, derivable := guidFor(f.pf, v)
+		if !derivable || right && g.Type() == nodestate.VFIO {
+			u.Kind = UnmetGUID
+			f.unmet(u, "it has no GUID, so that it has no link: set one in the file of static GUIDs")
+		}
+	}
+	if g.IsRDMA && right && len(v.RDMA) == 0 {
+		u.Kind = UnmetRDMA
+		f.unmet(u, "isRdma is set, but it has no RDMA device: load the RDMA module of its driver")
+	}
+}
