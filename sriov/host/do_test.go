@@ -3,6 +3,8 @@ package host
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -26,6 +28,13 @@ var configuration = []struct {
 	{plan.SetMAC{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, MAC: mac}, func(r *rig) bool { return r.virtual(1).AdminMAC == mac }},
 	{plan.SetTrust{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, On: true}, func(r *rig) bool { return r.virtual(1).Trust }},
 	{plan.SetSpoofCheck{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}}, func(r *rig) bool { return !r.virtual(1).SpoofCheck }},
+	{plan.SetVLAN{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, VLAN: 7, QoS: 3, QinQ: true}, func(r *rig) bool {
+		v := r.virtual(1)
+		return v.VLAN == 7 && v.QoS == 3 && v.QinQ
+	}},
+	{plan.SetVLAN{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}}, func(r *rig) bool { v := r.virtual(1); return v.VLAN == 0 && v.QoS == 0 && !v.QinQ }},
+	{plan.SetRates{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, Max: 100}, func(r *rig) bool { return r.virtual(1).MaxRate == 100 }},
+	{plan.SetLinkState{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, State: plan.LinkDown}, func(r *rig) bool { return r.virtual(1).LinkState == plan.LinkDown }},
 	{plan.Bind{Address: vf0, Driver: "vfio-pci"}, func(r *rig) bool { return r.virtual(0).Driver == "vfio-pci" && r.override(vf0) == "" }},
 	{plan.Bind{Address: vf0}, func(r *rig) bool { return r.virtual(0).Driver == "igbvf" && r.override(vf0) == "" }},
 	{plan.Unbind{Address: vf1}, func(r *rig) bool { return r.virtual(1).Driver == "" }},
@@ -102,6 +111,7 @@ func TestKilledStepIsRepeatable(t *testing.T) {
 
 func TestRead(t *testing.T) {
 	r := newRig(t)
+	r.host.config.OVS = filepath.Join(t.TempDir(), "db.sock")
 	r.do(plan.SetUp{Address: pfAddress}, plan.SetNumVFs{PF: pfAddress, Number: 2}, plan.SetNumVFs{PF: pf2Address, Number: 1})
 	r.tree.ChangeLink("eth0", func(l *netlinks.Link) { l.Names = []string{"ens1f0"} })
 	r.tree.ChangeLink("ib0", func(l *netlinks.Link) { l.Encapsulation = plan.InfiniBand })
@@ -117,9 +127,17 @@ func TestRead(t *testing.T) {
 		got.PFs[i].MAC = ""
 		for v := range got.PFs[i].VFs {
 			got.PFs[i].VFs[v].MAC = ""
+			if got.PFs[i].VFs[v].Instance == "" {
+				t.Errorf("VF %d of PF %d has no instance", v, i)
+			}
+			got.PFs[i].VFs[v].Instance = ""
 		}
 	}
-	want := plan.State{RDMAMode: "shared", PFs: []plan.PF{
+	if !strings.Contains(got.BridgesUnknown, "no such file") {
+		t.Errorf("bridges: %q", got.BridgesUnknown)
+	}
+	got.BridgesUnknown = ""
+	want := plan.State{RDMAMode: "shared", Others: []plan.Function{{Address: "0000:00:02.0", Driver: "e1000e"}}, PFs: []plan.PF{
 		{
 			Address: pfAddress, Vendor: "8086", Device: "10c9", Driver: "igb", Netdev: "eth0", Names: []string{"eth0", "ens1f0"},
 			Link: plan.Ether, MTU: 1500, Up: true, TotalVFs: 4, NumVFs: 2, VFs: []plan.VF{
@@ -138,6 +156,42 @@ func TestRead(t *testing.T) {
 		},
 	}}
 	testkit.Diff(t, "result", want, got)
+}
+
+// A function that is created again at its address is another instance.
+func TestInstance(t *testing.T) {
+	r := newRig(t)
+	r.do(plan.SetNumVFs{PF: pfAddress, Number: 1})
+	first := r.virtual(0).Instance
+	r.do(plan.SetMTU{Address: vf0, MTU: 8900}, plan.Unbind{Address: vf0}, plan.Bind{Address: vf0})
+	if again := r.virtual(0).Instance; again != first {
+		t.Errorf("%q, then %q", first, again)
+	}
+	boot := filepath.Join(t.TempDir(), "boot_id")
+	testkit.Must(t, os.WriteFile(boot, []byte("another\n"), 0o600))
+	r.host.config.BootID = boot
+	if again := r.virtual(0).Instance; again == first || !strings.HasPrefix(again, "another/") {
+		t.Errorf("%q, and %q after a reboot", first, again)
+	}
+	r.host.config.BootID = boot + ".none"
+	testkit.WantError(t, "Read", testkit.Err(r.host.Read(t.Context())), os.ErrNotExist, "boot ID")
+}
+
+// What the operator sets in mode switchdev is read in that mode only.
+func TestReadSwitchdev(t *testing.T) {
+	r := newRig(t)
+	if pf := r.read().PFs[1]; pf.TCOffload != "" || pf.FlowSteering != "" {
+		t.Errorf("mode legacy: %+v", pf)
+	}
+	r.do(plan.SetESwitch{PF: pf2Address, Mode: nodestate.Switchdev})
+	if pf := r.read().PFs[1]; pf.TCOffload != "off" || pf.FlowSteering != "dmfs" {
+		t.Errorf("mode switchdev: %+v", pf)
+	}
+	r.tree.Fault(sysfstest.Fault{On: "netlink TCOffload ib0", Err: unix.EIO})
+	r.tree.Fault(sysfstest.Fault{On: "netlink FlowSteering " + pf2Address, Err: unix.EIO})
+	if _, err := r.host.Read(t.Context()); strings.Count(fmt.Sprint(err), "input/output error") != 2 {
+		t.Errorf("%v", err)
+	}
 }
 
 func TestReadIncomplete(t *testing.T) {

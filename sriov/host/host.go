@@ -20,6 +20,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/internal/linux/vflink"
+	"github.com/cleatproject/cleat/internal/ovsdb"
 	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/plan"
 )
@@ -29,6 +30,8 @@ type Config struct {
 	Sysfs   string          // "": /sys
 	Links   inventory.Links // nil: netlinks.Kernel
 	Network Network         // nil: vflink.Kernel
+	BootID  string          // file; "": that of the kernel
+	OVS     string          // socket of Open vSwitch's database; "": ovsdb.DefaultSocket
 	// Write writes a sysfs attribute, by full path, with one write(2).
 	Write func(name, value string) error
 	// LoadModule loads a module and its dependencies; nil: modprobe(8).
@@ -48,10 +51,17 @@ type Network interface {
 	SetTrust(ctx context.Context, name string, vf int, on bool) error
 	SetSpoofCheck(ctx context.Context, name string, vf int, on bool) error
 	SetGUIDs(ctx context.Context, name string, vf int, node, port uint64) error
+	SetVLAN(ctx context.Context, name string, vf, vlan, qos int, qinq bool) error
+	SetRates(ctx context.Context, name string, vf, lowest, highest int) error
+	SetLinkState(ctx context.Context, name string, vf, state int) error
 
 	// legacy, switchdev, or "" if not reported.
 	ESwitch(ctx context.Context, address string) (string, error)
 	SetESwitch(ctx context.Context, address, mode string) error
+	// on, off, or "" if not reported.
+	TCOffload(ctx context.Context, name string) (string, error)
+	// dmfs, smfs, or "" if not reported.
+	FlowSteering(ctx context.Context, address string) (string, error)
 
 	AddVDPA(ctx context.Context, name, address string) error
 	DeleteVDPA(ctx context.Context, name string) error
@@ -73,6 +83,8 @@ type Host struct {
 // New does no I/O.
 func New(c Config) *Host {
 	c.Sysfs = cmp.Or(c.Sysfs, "/sys")
+	c.BootID = cmp.Or(c.BootID, "/proc/sys/kernel/random/boot_id")
+	c.OVS = cmp.Or(c.OVS, ovsdb.DefaultSocket)
 	if c.Links == nil {
 		c.Links = netlinks.Kernel{}
 	}
@@ -135,6 +147,12 @@ func (h *Host) execute(ctx context.Context, c *call, s plan.Step) error {
 		return h.setTrust(ctx, c, s)
 	case plan.SetSpoofCheck:
 		return h.setSpoofCheck(ctx, c, s)
+	case plan.SetVLAN:
+		return h.setVLAN(ctx, c, s)
+	case plan.SetRates:
+		return h.setRates(ctx, c, s)
+	case plan.SetLinkState:
+		return h.setLinkState(ctx, c, s)
 	case plan.Bind:
 		return h.bind(ctx, c, s)
 	case plan.Unbind:

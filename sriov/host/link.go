@@ -180,6 +180,36 @@ func (h *Host) setSpoofCheck(ctx context.Context, c *call, s plan.SetSpoofCheck)
 	}, func(netdev string) error { return h.config.Network.SetSpoofCheck(ctx, netdev, s.VF, s.On) })
 }
 
+func (h *Host) setVLAN(ctx context.Context, c *call, s plan.SetVLAN) error {
+	if s.VLAN < 0 || s.VLAN > 4095 || s.QoS < 0 || s.QoS > 7 {
+		return fmt.Errorf("VLAN %d with priority %d: want 0 to 4095, and 0 to 7", s.VLAN, s.QoS)
+	}
+	return h.changeEntry(ctx, c, s.Entry, func(v netlinks.VF, _ bool) string {
+		if v.VLAN == s.VLAN && v.QoS == s.QoS && v.QinQ == s.QinQ {
+			return ""
+		}
+		return fmt.Sprintf("the VLAN is %d with priority %d", v.VLAN, v.QoS)
+	}, func(netdev string) error { return h.config.Network.SetVLAN(ctx, netdev, s.VF, s.VLAN, s.QoS, s.QinQ) })
+}
+
+func (h *Host) setRates(ctx context.Context, c *call, s plan.SetRates) error {
+	return h.changeEntry(ctx, c, s.Entry, func(v netlinks.VF, _ bool) string {
+		if v.MinRate == s.Min && v.MaxRate == s.Max {
+			return ""
+		}
+		return fmt.Sprintf("the rates are %d and %d Mbit/s", v.MinRate, v.MaxRate)
+	}, func(netdev string) error { return h.config.Network.SetRates(ctx, netdev, s.VF, s.Min, s.Max) })
+}
+
+func (h *Host) setLinkState(ctx context.Context, c *call, s plan.SetLinkState) error {
+	return h.changeEntry(ctx, c, s.Entry, func(v netlinks.VF, _ bool) string {
+		if v.LinkState == s.State {
+			return ""
+		}
+		return fmt.Sprintf("the link state is %d", v.LinkState)
+	}, func(netdev string) error { return h.config.Network.SetLinkState(ctx, netdev, s.VF, s.State) })
+}
+
 // wrongSetting trusts a driver that accepts a setting but never reports it.
 func wrongSetting(what string, has netlinks.Setting, want, changed bool) string {
 	if has == netlinks.Unknown && changed || has != netlinks.Unknown && (has == netlinks.On) == want {

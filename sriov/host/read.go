@@ -5,11 +5,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
+	"github.com/cleatproject/cleat/internal/linux/sysfs"
+	"github.com/cleatproject/cleat/internal/ovsdb"
 	"github.com/cleatproject/cleat/sriov/inventory"
+	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/plan"
 )
 
@@ -52,6 +57,7 @@ func (h *Host) Read(ctx context.Context) (plan.State, error) {
 type scan struct {
 	h        *Host
 	c        *call
+	boot     string
 	problems []inventory.Problem
 }
 
@@ -71,6 +77,11 @@ func (h *Host) read(ctx context.Context, c *call) (plan.State, error) {
 			s.problems = append(s.problems, p)
 		}
 	}
+	boot, err := os.ReadFile(h.config.BootID)
+	if err != nil {
+		return plan.State{}, fmt.Errorf("read the boot ID: %w", err)
+	}
+	s.boot = strings.TrimSpace(string(boot))
 	state := plan.State{}
 	c.setCurrent("read the mode of the RDMA subsystem")
 	if state.RDMAMode, err = h.config.Network.RDMAMode(ctx); err != nil {
@@ -83,10 +94,15 @@ func (h *Host) read(ctx context.Context, c *call) (plan.State, error) {
 		}
 	}
 	for _, f := range seen.Functions {
-		if f.Kind == inventory.NetworkClass && f.VF == inventory.NoIndex && f.TotalVFs > 0 {
+		switch {
+		case f.Kind != inventory.NetworkClass || f.VF != inventory.NoIndex:
+		case f.TotalVFs > 0:
 			state.PFs = append(state.PFs, s.pf(ctx, f, virtual[f.Address]))
+		default:
+			state.Others = append(state.Others, plan.Function{Address: f.Address, Driver: f.Driver})
 		}
 	}
+	s.bridges(ctx, &state)
 	if err := ctx.Err(); err != nil {
 		return plan.State{}, fmt.Errorf("read the SR-IOV functions: %w", err)
 	}
@@ -118,6 +134,15 @@ func (s *scan) pf(ctx context.Context, f inventory.Function, virtual []inventory
 		}
 		pf.Up = link.Up
 	}
+	if pf.Netdev != "" && pf.ESwitch == nodestate.Switchdev {
+		s.c.setCurrent("read how the embedded switch of %s offloads", f.Address)
+		if pf.TCOffload, err = s.h.config.Network.TCOffload(ctx, pf.Netdev); err != nil {
+			s.problem(f.Address, err)
+		}
+		if pf.FlowSteering, err = s.h.config.Network.FlowSteering(ctx, f.Address); err != nil {
+			s.problem(f.Address, err)
+		}
+	}
 	slices.SortFunc(virtual, func(a, b inventory.Function) int { return cmp.Compare(a.VF, b.VF) })
 	for _, v := range virtual {
 		pf.VFs = append(pf.VFs, s.vf(v, link))
@@ -125,14 +150,46 @@ func (s *scan) pf(ctx context.Context, f inventory.Function, virtual []inventory
 	return pf
 }
 
+const ovsTimeout = 2 * time.Second
+
+// bridges reads the bridges of Open vSwitch, which need not run here.
+func (s *scan) bridges(ctx context.Context, state *plan.State) {
+	s.c.setCurrent("read the bridges of Open vSwitch")
+	ctx, cancel := context.WithTimeout(ctx, ovsTimeout)
+	defer cancel()
+	var err error
+	if state.Bridges, err = ovsdb.Bridges(ctx, s.h.config.OVS); err != nil {
+		state.BridgesUnknown = err.Error()
+	}
+}
+
+// instance identifies a function until it is removed: sysfs numbers each
+// directory once.
+func (s *scan) instance(address string) string {
+	f, err := s.h.function(address)
+	if err == nil {
+		defer f.dir.Close()
+		var inode uint64
+		if inode, err = f.dir.Inode(); err == nil {
+			return fmt.Sprintf("%s/%d", s.boot, inode)
+		}
+	}
+	if !sysfs.IsAbsent(err) { // not just removed
+		s.problem(address, err)
+	}
+	return ""
+}
+
 func (s *scan) vf(f inventory.Function, pf netlinks.Link) plan.VF {
-	v := plan.VF{Index: f.VF, Address: f.Address, Device: f.Device, Driver: f.Driver}
+	v := plan.VF{Index: f.VF, Address: f.Address, Device: f.Device, Driver: f.Driver, Instance: s.instance(f.Address)}
 	if len(f.Netdevs) > 0 {
 		n := f.Netdevs[0]
 		v.Netdev, v.MAC, v.MTU = n.Name, n.MAC, n.MTU
 	}
 	if t, known := pf.VF(f.VF); known {
-		v.Known, v.AdminMAC, v.VLAN = true, t.MAC.String(), t.VLAN
+		v.Known, v.AdminMAC = true, t.MAC.String()
+		v.VLAN, v.QoS, v.QinQ = t.VLAN, t.QoS, t.QinQ
+		v.LinkState, v.MinRate, v.MaxRate = t.LinkState, t.MinRate, t.MaxRate
 		v.Trust, v.SpoofCheck = t.Trust == netlinks.On, t.Spoof == netlinks.On
 		v.GUIDs, v.NodeGUID, v.PortGUID = t.GUIDs, formatGUID(t.NodeGUID), formatGUID(t.PortGUID)
 	}

@@ -137,6 +137,18 @@ func (c counted) SetGUIDs(ctx context.Context, name string, vf int, node, port u
 	return c.then(func() error { return c.Network.SetGUIDs(ctx, name, vf, node, port) })
 }
 
+func (c counted) SetVLAN(ctx context.Context, name string, vf, vlan, qos int, qinq bool) error {
+	return c.then(func() error { return c.Network.SetVLAN(ctx, name, vf, vlan, qos, qinq) })
+}
+
+func (c counted) SetRates(ctx context.Context, name string, vf, lowest, highest int) error {
+	return c.then(func() error { return c.Network.SetRates(ctx, name, vf, lowest, highest) })
+}
+
+func (c counted) SetLinkState(ctx context.Context, name string, vf, state int) error {
+	return c.then(func() error { return c.Network.SetLinkState(ctx, name, vf, state) })
+}
+
 func (c counted) SetESwitch(ctx context.Context, address, mode string) error {
 	return c.then(func() error { return c.Network.SetESwitch(ctx, address, mode) })
 }

@@ -82,6 +82,32 @@ func ESwitch(ctx context.Context, h Handle) (string, error) {
 	return mode, err
 }
 
+// TextParameter returns the current value of a device's parameter; "" if the
+// driver or the kernel does not have it.
+func TextParameter(ctx context.Context, h Handle, name string) (string, error) {
+	request, err := connect(ctx)
+	var answers []*netlink.AttributeDecoder
+	if err == nil {
+		answers, err = request(ctx, unix.DEVLINK_CMD_PARAM_GET, 0, func(ae *netlink.AttributeEncoder) {
+			h.encode(ae)
+			ae.String(unix.DEVLINK_ATTR_PARAM_NAME, name)
+		})
+	}
+	switch {
+	case errors.Is(err, errNoDevlink), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENODEV), errors.Is(err, unix.EINVAL):
+		return "", nil
+	case err != nil:
+		return "", err
+	}
+	value := ""
+	for _, ad := range answers {
+		if value, err = parseText(ad); err != nil {
+			return "", err
+		}
+	}
+	return value, nil
+}
+
 func (h Handle) encode(ae *netlink.AttributeEncoder) {
 	ae.String(unix.DEVLINK_ATTR_BUS_NAME, h.Bus)
 	ae.String(attributeName, h.Name)

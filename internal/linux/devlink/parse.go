@@ -10,6 +10,7 @@ import (
 
 const (
 	attributeName = 2 // DEVLINK_ATTR_DEV_NAME; package unix lacks it
+	typeString    = 5 // NLA_STRING
 	typeFlag      = 6 // NLA_FLAG of net/netlink.h: the type of a boolean parameter
 
 	appName    = "fw.app.name"
@@ -120,6 +121,45 @@ func parseParameter(ad *netlink.AttributeDecoder) (h Handle, d Device, err error
 		})
 	})
 	return h, d, err
+}
+
+// parseText returns the first value of a parameter, the current one.
+func parseText(ad *netlink.AttributeDecoder) (text string, err error) {
+	first := true
+	_, err = parseAttributes(ad, func() {
+		if ad.Type() != unix.DEVLINK_ATTR_PARAM {
+			return
+		}
+		ad.Nested(func(parameter *netlink.AttributeDecoder) error {
+			kind := uint8(0)
+			for parameter.Next() {
+				switch parameter.Type() {
+				case unix.DEVLINK_ATTR_PARAM_TYPE:
+					kind = parameter.Uint8()
+				case unix.DEVLINK_ATTR_PARAM_VALUES_LIST:
+					parameter.Nested(func(list *netlink.AttributeDecoder) error {
+						for list.Next() {
+							if list.Type() != unix.DEVLINK_ATTR_PARAM_VALUE || !first || kind != typeString {
+								continue
+							}
+							first = false
+							list.Nested(func(value *netlink.AttributeDecoder) error {
+								for value.Next() {
+									if value.Type() == unix.DEVLINK_ATTR_PARAM_VALUE_DATA {
+										text = value.String()
+									}
+								}
+								return nil
+							})
+						}
+						return nil
+					})
+				}
+			}
+			return nil
+		})
+	})
+	return text, err
 }
 
 // parseFlags parses the values of a flag: true values have data.

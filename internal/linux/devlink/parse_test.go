@@ -166,3 +166,20 @@ func TestModeName(t *testing.T) {
 		}
 	}
 }
+
+func TestParseText(t *testing.T) {
+	for want, parts := range map[string][]encoder{
+		"smfs": {parameter("flow_steering_mode", 5, value(0, text(86, "smfs")), value(2, text(86, "dmfs")))},
+		"":     {parameter("flow_steering_mode", 6, value(0, yes))},
+	} {
+		if got, err := parseText(decoder(t, append([]encoder{handle(pf)}, parts...)...)); got != want || err != nil {
+			t.Errorf("%q, %v, want %q", got, err, want)
+		}
+	}
+	if _, err := parseText(decoder(t, parameter("x", 5))); !errors.Is(err, errNameless) {
+		t.Errorf("%v", err)
+	}
+	if got, err := TextParameter(t.Context(), Handle{"pci", "ffff:ff:1f.7"}, "flow_steering_mode"); got != "" || err != nil {
+		t.Errorf("no device: %q, %v", got, err)
+	}
+}

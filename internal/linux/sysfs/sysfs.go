@@ -89,6 +89,16 @@ func (d Dir) Has(name string) bool {
 	}
 }
 
+// Inode returns the number of the directory. In sysfs the kernel gives no other
+// directory the same one until it reboots.
+func (d Dir) Inode() (uint64, error) {
+	var stat unix.Stat_t
+	if err := unix.Fstat(d.fd, &stat); err != nil {
+		return 0, &fs.PathError{Op: "stat", Path: d.path, Err: err}
+	}
+	return stat.Ino, nil
+}
+
 // Names lists the directory, sorted.
 func (d Dir) Names() ([]string, error) {
 	names, err := d.list()

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/linux/devlink"
+	"github.com/cleatproject/cleat/internal/linux/ethtool"
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
@@ -55,6 +56,32 @@ func (Kernel) SetESwitch(ctx context.Context, address, mode string) error {
 		err = netlinks.NewHandle().DevLinkSetEswitchMode(&netlink.DevlinkDevice{BusName: bus, DeviceName: address}, mode)
 	}
 	return fail(fmt.Sprintf("set the embedded switch to mode %.40q of", mode), subject{function: address}, err)
+}
+
+// FlowSteering returns the flow steering mode of a Mellanox function, dmfs or
+// smfs; "" if not reported.
+func (Kernel) FlowSteering(ctx context.Context, address string) (string, error) {
+	err := CheckAddress(address)
+	var mode string
+	if err == nil {
+		mode, err = devlink.TextParameter(ctx, devlink.Handle{Bus: bus, Name: address}, "flow_steering_mode")
+	}
+	return mode, fail("read the flow steering mode of", subject{function: address}, err)
+}
+
+// TCOffload reports whether a link offloads tc rules (hw-tc-offload): on, off, or
+// "" if not reported.
+func (Kernel) TCOffload(ctx context.Context, name string) (string, error) {
+	on, err := ethtool.Feature(ctx, name, "hw-tc-offload")
+	switch {
+	case errors.Is(err, ethtool.ErrUnsupported):
+		return "", nil
+	case err != nil:
+		return "", fail("read hw-tc-offload of", subject{link: name}, err)
+	case on:
+		return "on", nil
+	}
+	return "off", nil
 }
 
 // AddVDPA creates a vDPA device on a function.

@@ -80,6 +80,12 @@ func TestRefusals(t *testing.T) {
 			}
 		})
 	}
+	if on, err := k.TCOffload(ctx, "nic"); on != "off" || err != nil {
+		t.Errorf("hw-tc-offload of a veth: %q, %v", on, err)
+	}
+	if mode, err := k.FlowSteering(ctx, "ffff:ff:1f.7"); mode != "" || err != nil {
+		t.Errorf("flow steering of no function: %q, %v", mode, err)
+	}
 	if l, err := k.Link(ctx, "nic"); err != nil || l.MTU != 1500 || l.Up {
 		t.Errorf("refused requests changed the link: %+v, %v", l, err)
 	}

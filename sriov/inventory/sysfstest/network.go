@@ -115,6 +115,21 @@ func (n Network) SetGUIDs(ctx context.Context, name string, vf int, node, port u
 	})
 }
 
+// SetVLAN sets a VF's VLAN.
+func (n Network) SetVLAN(ctx context.Context, name string, vf, vlan, qos int, qinq bool) error {
+	return n.set(ctx, "SetVLAN", name, vf, func(v *entry) error { v.VLAN, v.QoS, v.QinQ = vlan, qos, qinq; return nil })
+}
+
+// SetRates sets a VF's rates.
+func (n Network) SetRates(ctx context.Context, name string, vf, lowest, highest int) error {
+	return n.set(ctx, "SetRates", name, vf, func(v *entry) error { v.MinRate, v.MaxRate = lowest, highest; return nil })
+}
+
+// SetLinkState sets the link that a VF sees.
+func (n Network) SetLinkState(ctx context.Context, name string, vf, state int) error {
+	return n.set(ctx, "SetLinkState", name, vf, func(v *entry) error { v.LinkState = state; return nil })
+}
+
 func setting(on bool) netlinks.Setting {
 	if on {
 		return netlinks.On
@@ -153,6 +168,18 @@ func (n Network) SetESwitch(ctx context.Context, address, mode string) error {
 		n.Tree.eswitch[address] = mode
 		return nil
 	})
+}
+
+// TCOffload is off, as after a driver's start.
+func (n Network) TCOffload(ctx context.Context, name string) (state string, err error) {
+	err = n.do(ctx, "TCOffload", name, func() error { state = "off"; return nil })
+	return state, err
+}
+
+// FlowSteering is the default of mlx5_core.
+func (n Network) FlowSteering(ctx context.Context, address string) (mode string, err error) {
+	err = n.do(ctx, "FlowSteering", address, func() error { mode = "dmfs"; return nil })
+	return mode, err
 }
 
 // AddVDPA creates a vDPA device, bound to the first driver on the bus.

@@ -47,7 +47,8 @@ func run(args []string) error {
 func step(name, text string) (plan.Step, error) {
 	for _, s := range []plan.Step{
 		&plan.SetNumVFs{}, &plan.SetESwitch{}, &plan.SetMTU{}, &plan.SetUp{}, &plan.SetMAC{}, &plan.SetGUID{},
-		&plan.SetTrust{}, &plan.SetSpoofCheck{}, &plan.Bind{}, &plan.Unbind{}, &plan.SetVDPA{},
+		&plan.SetTrust{}, &plan.SetSpoofCheck{}, &plan.SetVLAN{}, &plan.SetRates{}, &plan.SetLinkState{},
+		&plan.Bind{}, &plan.Unbind{}, &plan.SetVDPA{},
 	} {
 		v := reflect.ValueOf(s).Elem()
 		if v.Type().Name() != name {
