@@ -57,8 +57,13 @@ type Daemon struct {
 	reports *reporter
 	work    sync.WaitGroup
 
+	// Used by the running observation.
+	tracker *tracker
+	unsaved bool // the record of functions
+
 	mu     sync.Mutex
 	status Status
+	polled map[string]bool // functions that pods held since the last observation
 }
 
 // New reads and changes nothing.
@@ -66,7 +71,7 @@ func New(c Config) (*Daemon, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	d := &Daemon{config: c, loop: actor.New[event, action](), status: initialStatus(c.Rules.Mode, time.Now()),
+	d := &Daemon{config: c, polled: map[string]bool{}, loop: actor.New[event, action](), status: initialStatus(c.Rules.Mode, time.Now()),
 		reports: &reporter{write: c.Report, logger: c.Logger, newest: make(chan report, 1)}}
 	var err error
 	d.metrics, err = newMetrics(c.Metrics, d.Status)
@@ -81,6 +86,11 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	functions, err := loadFunctions(ctx, d.config.Store, saved)
+	if err != nil {
+		return err
+	}
+	d.tracker = newTracker(functions)
 	r := newReconciler(d.config.Rules, saved, time.Now())
 	if saved.Applying && r.rules.Mode == Apply {
 		d.config.Logger.Warn("previous process was interrupted while applying", "generation", saved.Generation, "since", saved.Since)
@@ -122,6 +132,9 @@ func (d *Daemon) watch(ctx context.Context, stop context.CancelCauseFunc) {
 			}
 		}
 	})
+	if d.config.Pods != nil {
+		d.work.Go(func() { d.pollPods(ctx, changed) })
+	}
 	if d.config.Watch != nil {
 		d.work.Go(func() {
 			if err := d.config.Watch(ctx, changed); ctx.Err() == nil {
@@ -140,6 +153,7 @@ func (a observe) run(ctx context.Context, d *Daemon) {
 		defer cancel()
 		began := time.Now()
 		o := d.observe(ctx)
+		d.track(ctx, a.spec, &o)
 		d.metrics.observations.Observe(time.Since(began).Seconds())
 		d.loop.Send(observed{o, a.revision})
 	})

@@ -33,9 +33,13 @@ type doubleGate struct {
 	history []string
 	changed chan struct{}
 	refuse  error
+	enabled func() // before Enable
 }
 
 func (g *doubleGate) Enable(c gate.Claim) {
+	if g.enabled != nil {
+		g.enabled()
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.claim = &c
@@ -272,10 +276,7 @@ func TestStopDuringRecord(t *testing.T) {
 		}()
 		<-held
 	})
-	r.node.fail = func(plan.Step) error {
-		hold()
-		return nil
-	}
+	r.gate.enabled = hold
 	r.config.Watch = func(ctx context.Context, _ func()) error {
 		<-ctx.Done()
 		close(release)

@@ -62,7 +62,8 @@ func (r *reconciler) plan(o observation) (plan.Plan, error) {
 	if err := o.check(spec, managed); err != nil {
 		return plan.Plan{}, fmt.Errorf("read the node: %w", err)
 	}
-	return compute(spec, o.state, plan.Options{Managed: managed, Held: r.held(o.state), Fresh: r.created.fresh, GUIDs: o.guids}), nil
+	return compute(spec, o.state, plan.Options{Managed: managed, Held: r.held(o.state), Fresh: r.created.fresh, GUIDs: o.guids,
+		Baselines: o.baselines, KeepResidue: r.rules.KeepResidue, Accept: r.rules.Accept, Accepted: o.accepted}), nil
 }
 
 // observationFailed keeps offered devices offered: a read failure is not a

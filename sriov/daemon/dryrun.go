@@ -40,14 +40,23 @@ func DryRun(ctx context.Context, c Config) (Preview, error) {
 		return Preview{}, err
 	}
 	var saved Record
+	var functions Functions
 	if c.Store != nil {
 		if saved, err = load(ctx, c.Store); err != nil {
+			return Preview{}, err
+		}
+		if functions, err = loadFunctions(ctx, c.Store, saved); err != nil {
 			return Preview{}, err
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, observeTimeout)
 	defer cancel()
 	o := (&Daemon{config: c}).observe(ctx)
+	if o.err == nil {
+		t := newTracker(functions)
+		o.baselines, _ = t.observe(u.State.Spec, o)
+		o.accepted = t.saved.Accepted
+	}
 	r := newReconciler(c.Rules, saved, time.Time{})
 	r.desired.state, r.holders = u.State, o.pods.holders
 	p, err := r.plan(o)

@@ -102,7 +102,7 @@ func (n *node) do(step plan.Step) error {
 	case plan.SetNumVFs:
 		pf.NumVFs, pf.VFs = s.Number, nil
 		for i := range s.Number {
-			pf.VFs = append(pf.VFs, plan.VF{Index: i, Address: vfAddress(pf.Address, i), Known: true})
+			pf.VFs = append(pf.VFs, plan.VF{Index: i, Address: vfAddress(pf.Address, i), Known: true, Instance: fmt.Sprint(n.created)})
 			n.bind(&pf.VFs[i], "")
 			if n.showsRandom {
 				pf.VFs[i].AdminMAC = pf.VFs[i].MAC
@@ -118,6 +118,12 @@ func (n *node) do(step plan.Step) error {
 		pf.Up = true
 	case plan.SetMAC:
 		vf.AdminMAC, vf.MAC = s.MAC, s.MAC
+	case plan.SetVLAN:
+		vf.VLAN, vf.QoS, vf.QinQ = s.VLAN, s.QoS, s.QinQ
+	case plan.SetTrust:
+		vf.Trust = s.On
+	case plan.SetSpoofCheck:
+		vf.SpoofCheck = s.On
 	case plan.Bind:
 		n.bind(vf, s.Driver)
 	case plan.Unbind:

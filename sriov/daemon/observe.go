@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"regexp"
 	"slices"
+	"time"
 
 	"github.com/cleatproject/cleat/sriov/host"
 	"github.com/cleatproject/cleat/sriov/inventory"
@@ -30,6 +31,9 @@ type observation struct {
 	guids  []plan.GUIDPool
 	pods   pods
 	err    error // if set, only pods is valid
+
+	baselines map[string]plan.VF // of functions that pods might have changed
+	accepted  []plan.Unmet
 }
 
 type pods struct {
@@ -60,6 +64,60 @@ func (d *Daemon) observe(ctx context.Context) (o observation) {
 		o.guids, o.err = readGUIDs(d.config.GUIDFile)
 	}
 	return o
+}
+
+// track compares the functions with their baselines, and records new ones
+// before the daemon acts on the observation.
+func (d *Daemon) track(ctx context.Context, spec nodestate.Spec, o *observation) {
+	d.mu.Lock()
+	for address := range d.polled {
+		delete(d.tracker.clean, address)
+	}
+	clear(d.polled)
+	d.mu.Unlock()
+	if o.check(spec, nil) != nil {
+		return
+	}
+	var changed bool
+	o.baselines, changed = d.tracker.observe(spec, *o)
+	o.accepted = d.tracker.saved.Accepted
+	if changed || d.unsaved {
+		err := saveFunctions(ctx, d.config.Store, d.tracker.saved)
+		if d.unsaved = err != nil; err != nil {
+			o.err = err
+		}
+	}
+}
+
+// pollPods polls which pods hold functions, for which the kubelet has no events:
+// a pod that leaves something on a function might do so without any.
+func (d *Daemon) pollPods(ctx context.Context, changed func()) {
+	ticker := time.NewTicker(pollDelay)
+	defer ticker.Stop()
+	var last []string
+	for {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+		held, err := d.config.Pods.Held(ctx)
+		if err != nil {
+			continue // found by the next observation
+		}
+		var ids []string
+		d.mu.Lock()
+		for _, h := range held {
+			ids = append(ids, h.ID)
+			d.polled[h.ID] = true
+		}
+		d.mu.Unlock()
+		slices.Sort(ids)
+		if !slices.Equal(ids, last) {
+			changed()
+		}
+		last = ids
+	}
 }
 
 func (d *Daemon) readPods(ctx context.Context) (p pods) {

@@ -141,7 +141,10 @@ type action interface {
 }
 
 type (
-	observe  struct{ revision int }
+	observe struct {
+		revision int
+		spec     nodestate.Spec
+	}
 	withdraw struct{}
 	record   struct{ Record }
 	apply    struct{ plan.Step }
@@ -188,7 +191,7 @@ func (r *reconciler) reconcile() {
 			r.setPhase(Observing, "")
 		}
 		r.effect, r.observedAt, r.changesSeen = observing, r.now, r.changes
-		r.do(observe{r.revision})
+		r.do(observe{r.revision, r.desired.state.Spec})
 	}
 }
 

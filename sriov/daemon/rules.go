@@ -52,8 +52,12 @@ type Pods interface {
 
 // Rules are a Daemon's settings.
 type Rules struct {
-	Mode   Mode
-	Force  bool          // even if pods hold functions, or the holders are unknown
+	Mode  Mode
+	Force bool // even if pods hold functions, or the holders are unknown
+	// KeepResidue leaves what pods' networks left on functions.
+	KeepResidue bool
+	// Accept has kinds of plan.Unmet that do not close functions.
+	Accept []string
 	Resync time.Duration // observation interval in the desired state; 0: 5 min
 	Settle time.Duration // between the withdrawal and the first step
 	// Unacknowledged is the timeout if a plugin cannot acknowledge. 0: 10 s.

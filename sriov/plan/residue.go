@@ -53,10 +53,13 @@ func (v VF) usesAdminMAC() bool {
 	return v.Netdev != "" && !isUnset(v.AdminMAC) && strings.EqualFold(v.MAC, v.AdminMAC)
 }
 
+// InPod reports whether a pod has the function's network device, or its driver
+// made none.
+func (v VF) InPod() bool { return v.Driver != "" && !isUserspace(v.Driver) && v.Netdev == "" }
+
 // isFree reports whether no pod has the function.
 func (f *functions) isFree(v VF) bool {
-	inPod := v.Driver != "" && !isUserspace(v.Driver) && v.Netdev == ""
-	return !inPod && !slices.Contains(f.options.Held, v.Address)
+	return !v.InPod() && !slices.Contains(f.options.Held, v.Address)
 }
 
 // baseline returns the state to which a function is reset.
