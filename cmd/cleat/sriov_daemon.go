@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cleatproject/cleat/internal/cli"
+	"github.com/cleatproject/cleat/internal/ovsdb"
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/sriov/control"
@@ -21,6 +23,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/host"
 	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/nodestate/source"
+	"github.com/cleatproject/cleat/sriov/plan"
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
@@ -60,8 +63,9 @@ offers its devices: only while the functions are in the state that the node's
 SriovNetworkNodeState specifies. Devices are withdrawn before functions change.
 
   --mode apply    configures functions: their number, drivers, MAC addresses and
-                  GUIDs, MTU, trust and spoof check, vDPA. Functions in use by pods
-                  are not changed, unless with --force: the plan waits until the
+                  GUIDs, MTU, trust and spoof check, vDPA. What ended pods left on
+                  functions is reset, unless with --keep-residue. Functions in use by
+                  pods are not changed, unless with --force: the plan waits until the
                   pods are gone, and the node offers no devices meanwhile.
   --mode follow   leaves the configuration to the daemon of the SR-IOV network
                   operator. Devices are withdrawn on any change of the node state,
@@ -109,6 +113,9 @@ func (s *sriovDaemonServer) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&r.Settle, "settle", 0, "delay between the withdrawal and the first step: the scheduler can bind pods for about 10 s more, which then fail to start")
 	fs.DurationVar(&r.Unacknowledged, "unacknowledged-wait", 10*time.Second, "time allowed for the withdrawal of a plugin that cannot acknowledge")
 	fs.BoolVar(&r.Force, "force", false, "change functions even if they are in use by pods, or if this is unknown")
+	fs.BoolVar(&r.KeepResidue, "keep-residue", false, "do not reset VLAN, MAC address, trust, ... that the networks of ended pods left on functions: for CNI plugins that keep state")
+	fs.StringSliceVar(&r.Accept, "accept", nil, "offer functions although the node state asks for something that the node does not have: "+strings.Join(plan.Kinds(), ", ")+"; can be repeated")
+	fs.StringVar(&s.machine.OVS, "ovs-socket", ovsdb.DefaultSocket, "socket of the database of Open vSwitch; optional")
 	fs.BoolVar(&s.dryRun, "dry-run", false, "print the plan and exit")
 	fs.VarP(&s.output, "output", "o", "with --dry-run: table, json or yaml")
 	s.AddFlags(fs, server.Defaults{StateDir: sriovDaemonState, Env: map[string]string{"node": "NODE_NAME"}}) // as in the operator's daemon
@@ -143,6 +150,11 @@ func (s *sriovDaemonServer) Complete() (err error) {
 	}
 	if s.podResources != "" && !filepath.IsAbs(s.podResources) {
 		return fmt.Errorf("--pod-resources-socket %q is not an absolute path", s.podResources)
+	}
+	for _, kind := range r.Accept {
+		if !slices.Contains(plan.Kinds(), kind) {
+			return fmt.Errorf("--accept %q is not one of %s", kind, strings.Join(plan.Kinds(), ", "))
+		}
 	}
 	switch {
 	case r.Lease != 0 && (r.Lease < control.MinLease || r.Lease > control.MaxLease):
