@@ -40,6 +40,14 @@
 // offers no devices. Their admission fails, and no function is affected; a
 // delay before the first step (Rules) avoids such pods.
 //
+// # What pods leave
+//
+// Before the reconciler gets an observation, the tracker compares each function
+// that no pod holds with its baseline, and records new baselines. A change is an
+// administrator's or the daemon's own only if no pod held the function since it
+// was like its baseline; the plan resets all others. A poll of the kubelet finds
+// pods that come and go without an event of the kernel.
+//
 // # Mode follow
 //
 // The operator's daemon configures the node. The gate closes with any change of

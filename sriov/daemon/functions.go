@@ -22,7 +22,7 @@ type Functions struct {
 	Unchecked string `json:"unchecked,omitempty"`
 }
 
-// tracker tells what pods left on functions from what an administrator set: a
+// tracker separates what pods left on functions from what an administrator set: a
 // change is an administrator's, or the daemon's, if no pod held the function
 // between two observations. All others are residue, also changes while the
 // daemon did not run. It is pure.

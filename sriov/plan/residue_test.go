@@ -39,7 +39,7 @@ func TestResidue(t *testing.T) {
 		"MAC":             {group: group("0-1"), change: func(pf *PF, _ *VF) { pf.VFs[0].AdminMAC = foreign }, want: rebound(mac)},
 		"MAC removed":     {group: group("0-1"), change: func(pf *PF, _ *VF) { pf.VFs[0].AdminMAC = "" }, want: rebound(mac)},
 		"the link's MAC":  {group: group("0-1"), change: func(pf *PF, _ *VF) { pf.VFs[0].MAC = foreign }, want: rebound(mac)},
-		"there was none":  {group: group("0-1"), change: func(pf *PF, b *VF) { pf.VFs[0].AdminMAC, pf.VFs[0].MAC, b.AdminMAC = foreign, foreign, "" }, want: rebound(mac)},
+		"no MAC before":   {group: group("0-1"), change: func(pf *PF, b *VF) { pf.VFs[0].AdminMAC, pf.VFs[0].MAC, b.AdminMAC = foreign, foreign, "" }, want: rebound(mac)},
 		"MAC, vfio":       {group: vfio("0-0"), change: func(pf *PF, b *VF) { vfioPF(pf, b); pf.VFs[0].AdminMAC = foreign }, want: []Step{SetMAC{at, mac}}},
 		"VLAN, vfio":      {group: vfio("0-0"), change: func(pf *PF, b *VF) { vfioPF(pf, b); pf.VFs[0].VLAN = 7 }, want: []Step{SetVLAN{Entry: at}}},
 		"the PF's MAC":    {group: group("0-1"), change: func(pf *PF, b *VF) { pf.VFs[0].AdminMAC = pf.MAC }, want: rebound(mac)},
