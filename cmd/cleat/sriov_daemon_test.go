@@ -265,6 +265,7 @@ func TestSriovDaemonRefuses(t *testing.T) {
 		{"--hold -1s", "--hold"},
 		{"--resync 0s", "--resync"},
 		{"--settle -1s", "--settle"},
+		{"--accept bridges", "bridge, driver"},
 		{"--unacknowledged-wait 0s", "--unacknowledged-wait"},
 		{"--pod-resources-socket kubelet.sock", "absolute"},
 		{"--control-socket c.sock --node-state a", "--control-socket"},

@@ -52,6 +52,7 @@ func (t *tracker) observe(spec nodestate.Spec, o observation) (compare map[strin
 	}
 	compare = map[string]plan.VF{}
 	exists := map[string]bool{}
+	var inPods []plan.Entry
 	for _, i := range spec.Interfaces {
 		n := slices.IndexFunc(o.state.PFs, func(pf plan.PF) bool { return pf.Address == i.PCIAddress })
 		if n < 0 {
@@ -68,6 +69,7 @@ func (t *tracker) observe(spec nodestate.Spec, o observation) (compare map[strin
 			}
 			if o.pods.err != nil || held[v.Address] || v.InPod() {
 				delete(t.clean, v.Address)
+				inPods = append(inPods, plan.Entry{PF: i.PCIAddress, VF: v.Index, Address: v.Address})
 				continue
 			}
 			if was, ok := t.free(g, o.state.PFs[n], v); !ok {
@@ -76,7 +78,7 @@ func (t *tracker) observe(spec nodestate.Spec, o observation) (compare map[strin
 		}
 	}
 	maps.DeleteFunc(t.saved.Baselines, func(address string, _ plan.VF) bool { return !exists[address] })
-	t.accept(spec, o)
+	t.accept(spec, o, inPods)
 	return compare, !reflect.DeepEqual(before, t.saved)
 }
 
@@ -94,20 +96,33 @@ func (t *tracker) free(g nodestate.VFGroup, pf plan.PF, v plan.VF) (was plan.VF,
 }
 
 // accept keeps functions offered that were offered before the daemon checked
-// what it checks now, until the node has it.
-func (t *tracker) accept(spec nodestate.Spec, o observation) {
+// what it checks now, until the node is observed to have it. Of functions in pods
+// that is not observed.
+func (t *tracker) accept(spec nodestate.Spec, o observation, inPods []plan.Entry) {
+	if t.saved.Unchecked != spec.Hash() {
+		t.saved.Unchecked = ""
+	}
 	if t.saved.Unchecked == "" && len(t.saved.Accepted) == 0 {
 		return
 	}
 	p := plan.Compute(spec, o.state, plan.Options{GUIDs: o.guids})
-	if t.saved.Unchecked != "" && t.saved.Unchecked != spec.Hash() {
-		t.saved.Unchecked = ""
+	notObserved := func(u plan.Unmet) bool {
+		return slices.ContainsFunc(inPods, func(v plan.Entry) bool { return v.Address == u.Function })
 	}
-	if len(p.Steps) > 0 {
-		return // the node is not configured yet, for example after a reboot
+	switch {
+	case t.saved.Unchecked != "":
+		t.saved.Accepted = p.Unmet
+		for _, v := range inPods {
+			for _, kind := range []string{plan.UnmetGUID, plan.UnmetRDMA} {
+				t.saved.Accepted = append(t.saved.Accepted, plan.Unmet{PF: v.PF, Function: v.Address, Kind: kind})
+			}
+		}
+		if len(p.Steps) == 0 { // otherwise it is not configured yet, for example after a reboot
+			t.saved.Unchecked = ""
+		}
+	case len(p.Steps) == 0:
+		t.saved.Accepted = slices.DeleteFunc(slices.Clone(t.saved.Accepted), func(u plan.Unmet) bool {
+			return !slices.Contains(p.Unmet, u) && !notObserved(u)
+		})
 	}
-	if t.saved.Unchecked != "" {
-		t.saved.Accepted, t.saved.Unchecked = p.Unmet, ""
-	}
-	t.saved.Accepted = slices.DeleteFunc(slices.Clone(t.saved.Accepted), func(u plan.Unmet) bool { return !slices.Contains(p.Unmet, u) })
 }

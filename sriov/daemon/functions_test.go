@@ -155,16 +155,24 @@ func TestAcceptedAtUpgrade(t *testing.T) {
 		return len(tr.saved.Accepted)
 	}
 	unbound := func(v *plan.VF) { v.Driver, v.Netdev = "", "" }
+	inPod := func(v *plan.VF) { v.Netdev = "" }
 	rdma := func(v *plan.VF) { v.RDMA = []string{"irdma0"} }
-	upgraded := newTracker(Functions{Unchecked: spec.Hash()})
-	for n, c := range []struct {
+	type observed struct {
 		change func(*plan.VF)
-		want   int
-	}{{unbound, 0}, {nil, 1}, {unbound, 1}, {nil, 1}, {rdma, 0}, {nil, 0}} {
-		if got := observe(upgraded, c.change); got != c.want {
-			t.Errorf("observation %d: %d accepted, want %d", n, got, c.want)
+		want   int // accepted
+	}
+	for name, list := range map[string][]observed{
+		"free":                        {{unbound, 0}, {nil, 1}, {unbound, 1}, {nil, 1}, {inPod, 1}, {nil, 1}, {rdma, 0}, {nil, 0}},
+		"in a pod, and lacks it":      {{inPod, 2}, {inPod, 2}, {nil, 1}, {rdma, 0}, {nil, 0}},
+		"in a pod, and lacks nothing": {{inPod, 2}, {rdma, 0}, {nil, 0}},
+	} {
+		upgraded := newTracker(Functions{Unchecked: spec.Hash()})
+		for n, c := range list {
+			if got := observe(upgraded, c.change); got != c.want {
+				t.Errorf("%s, observation %d: %d accepted, want %d", name, n, got, c.want)
+			}
+			upgraded = newTracker(upgraded.saved)
 		}
-		upgraded = newTracker(upgraded.saved)
 	}
 	if n := observe(newTracker(Functions{}), nil); n != 0 {
 		t.Error("accepted without an upgrade")
@@ -257,7 +265,7 @@ func TestFunctionsNotSaved(t *testing.T) {
 	d.tracker = newTracker(Functions{})
 	o := observation{state: r.node.copy()}
 	o.state.PFs[0].NumVFs, o.state.PFs[0].VFs = 1, []plan.VF{{Address: vfAddress(pf0, 0), Known: true}}
-	if d.track(t.Context(), historySpec, &o); o.err == nil || !strings.Contains(o.err.Error(), "record of functions") || !d.unsaved {
+	if d.track(t.Context(), historySpec, nil, &o); o.err == nil || !strings.Contains(o.err.Error(), "record of functions") || !d.unsaved {
 		t.Errorf("%v", o.err)
 	}
 }

@@ -67,14 +67,11 @@ func (d *Daemon) observe(ctx context.Context) (o observation) {
 }
 
 // track compares the functions with their baselines, and records new ones
-// before the daemon acts on the observation.
-func (d *Daemon) track(ctx context.Context, spec nodestate.Spec, o *observation) {
-	d.mu.Lock()
-	for address := range d.polled {
+// before the daemon acts on the observation. Pods held those of polled before it.
+func (d *Daemon) track(ctx context.Context, spec nodestate.Spec, polled map[string]bool, o *observation) {
+	for address := range polled {
 		delete(d.tracker.clean, address)
 	}
-	clear(d.polled)
-	d.mu.Unlock()
 	if o.check(spec, nil) != nil {
 		return
 	}
@@ -87,6 +84,14 @@ func (d *Daemon) track(ctx context.Context, spec nodestate.Spec, o *observation)
 			o.err = err
 		}
 	}
+}
+
+func (d *Daemon) takePolled() map[string]bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	polled := d.polled
+	d.polled = map[string]bool{}
+	return polled
 }
 
 // pollPods polls which pods hold functions, for which the kubelet has no events:

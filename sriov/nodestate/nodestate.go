@@ -112,12 +112,12 @@ func (g VFGroup) Type() string {
 	return cmp.Or(g.DeviceType, NetDevice)
 }
 
-// Bridges are Open vSwitch bridges; cleat ignores them.
+// Bridges are Open vSwitch bridges, which cleat checks, but does not create.
 type Bridges struct {
 	OVS []Bridge `json:"ovs,omitempty"`
 }
 
-// Bridge is not interpreted.
+// Bridge is a bridge; only its name and its uplinks are checked.
 type Bridge struct {
 	Name    string         `json:"name"`
 	Bridge  map[string]any `json:"bridge,omitempty"`
