@@ -60,6 +60,7 @@ func TestFailures(t *testing.T) {
 		"negative index":  {makeTwo, plan.SetTrust{Entry: plan.Entry{PF: pfAddress, VF: -1, Address: vf0}, On: true}, nil, []string{"-1"}},
 		"PF's address":    {makeTwo, plan.SetTrust{Entry: plan.Entry{PF: "..", VF: 0, Address: vf0}, On: true}, nil, []string{`".."`, "0000:3b:02.1"}},
 		"entry refused":   {then(makeTwo, fault("netlink SetSpoofCheck eth0", unix.EOPNOTSUPP)), plan.SetSpoofCheck{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}}, unix.EOPNOTSUPP, []string{"spoof"}},
+		"VLAN":            {makeTwo, plan.SetVLAN{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, VLAN: 4096}, nil, []string{"VLAN 4096", "0 to 4095"}},
 		"no MAC":          {makeTwo, plan.SetMAC{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, MAC: "mine"}, nil, []string{"mine", "02:00:5e:10:00:01"}},
 		"MAC of a group":  {makeTwo, plan.SetMAC{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, MAC: "01:00:5e:00:00:01"}, nil, []string{"01:00:5e:00:00:01", "even"}},
 		"long MAC":        {makeTwo, plan.SetMAC{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, MAC: "00:11:22:33:44:55:66:77"}, nil, []string{"six bytes"}},

@@ -64,6 +64,7 @@ func (h configured) test(all bool, vfio func()) {
 	h.makes()
 	if all {
 		h.table()
+		h.residue()
 		h.links()
 		h.answers()
 	}
@@ -179,6 +180,38 @@ func (h configured) table() {
 	h.refused(plan.SetMAC{Entry: plan.Entry{PF: h.address, VF: 1, Address: h.address}, MAC: mac}, "read the machine's state again")
 	h.refused(plan.SetGUID{Entry: plan.Entry{PF: h.address, VF: 1, Address: v.Address}, GUID: "00:11:22:33:44:55:66:77"}, "operation not supported")
 	h.refused(plan.SetESwitch{PF: h.address, Mode: nodestate.Switchdev}, h.address)
+}
+
+// residue verifies that plans reset what ip(8) sets as CNI plugins do, also the
+// address of another function.
+func (h configured) residue() {
+	h.Helper()
+	pf := h.read()
+	before, group := pf.VFs[1], nodestate.VFGroup{VFRange: "0-1"}
+	for _, words := range [][]string{{"vlan", "77", "qos", "3"}, {"trust", "off"}, {"spoofchk", "on"}, {"mac", pf.VFs[0].MAC}} {
+		h.Run(append([]string{"ip", "link", "set", pf.Netdev, "vf", "1"}, words...)...)
+	}
+	if left := h.read().VFs[1]; left.VLAN != 77 || left.QoS != 3 || plan.Same(group, pf, before, left) {
+		h.Errorf("left: %+v, was %+v", left, before)
+	}
+	spec := nodestate.Spec{Interfaces: []nodestate.Interface{{PCIAddress: h.address, NumVFs: 2, VFGroups: []nodestate.VFGroup{group}}}}
+	options := plan.Options{Baselines: map[string]plan.VF{before.Address: before}}
+	p := plan.Compute(spec, plan.State{PFs: []plan.PF{h.read()}}, options)
+	for range 3 {
+		for _, s := range p.Steps {
+			h.do(s)
+		}
+		p = plan.Compute(spec, plan.State{PFs: []plan.PF{h.read()}}, options)
+	}
+	if after := h.read().VFs[1]; !p.Done() || !plan.Same(group, pf, before, after) || after.MAC != before.AdminMAC || after.Instance != before.Instance {
+		h.Errorf("after the plans: %+v, was %+v; left are %+v", after, before, p)
+	}
+	if shown := h.Run("ip", "link", "show", pf.Netdev); strings.Contains(shown, "vlan 77") {
+		h.Errorf("ip link shows %s", shown)
+	}
+	h.do(plan.SetVLAN{Entry: plan.Entry{PF: h.address, VF: 1, Address: before.Address}, VLAN: 78, QoS: 2})
+	h.do(plan.SetVLAN{Entry: plan.Entry{PF: h.address, VF: 1, Address: before.Address}})
+	h.refused(plan.SetLinkState{Entry: plan.Entry{PF: h.address, VF: 1, Address: before.Address}, State: plan.LinkUp}, "operation not supported")
 }
 
 // links verifies MTU and link state of physical and virtual functions.
