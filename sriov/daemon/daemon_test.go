@@ -276,7 +276,11 @@ func TestStopDuringRecord(t *testing.T) {
 		}()
 		<-held
 	})
-	r.gate.enabled = hold
+	r.gate.enabled = func() {
+		if state, _ := r.node.Read(t.Context()); plan.Compute(specOf(3, 9000), state, plan.Options{}).Done() {
+			hold()
+		}
+	}
 	r.config.Watch = func(ctx context.Context, _ func()) error {
 		<-ctx.Done()
 		close(release)

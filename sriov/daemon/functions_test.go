@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -216,7 +215,7 @@ func TestPodLeavesVLAN(t *testing.T) {
 	set(false, func(v *plan.VF) {})
 	testkit.Eventually(t, "the administrator's VLAN again", func() bool { return vlan() == 5 })
 	r.isServing(1)
-	if got := r.gate.calls(); len(got) < 3 || !slices.Equal(got[len(got)-2:], []string{"disable", "enable 1"}) {
+	if got := r.gate.calls(); len(got) < 3 || strings.HasPrefix(got[len(got)-2], "enable") || got[len(got)-1] != "enable 1" {
 		t.Errorf("calls of the gate: %v", got)
 	}
 	f := testkit.Value(loadFunctions(t.Context(), r.config.Store, Record{}))(t)
