@@ -85,7 +85,7 @@ node-driver-registrar is needed. "cleat csi status" shows the registration.`,
   sudo cleat csi status`,
 		Args: cobra.NoArgs,
 	}, &csiServer{})
-	c.AddCommand(newCSIStatusCommand())
+	c.AddCommand(newCSIStatusCommand(), newPlacementCommand())
 	return c
 }
 

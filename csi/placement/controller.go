@@ -14,7 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 )
@@ -49,7 +48,6 @@ type Controller struct {
 	pods    cache.SharedIndexInformer // without a node
 	queue   workqueue.TypedDelayingInterface[string]
 	backoff workqueue.TypedRateLimiter[string]
-	events  record.EventRecorder
 	results *prometheus.CounterVec
 	// attempts by claim; only the worker uses it.
 	attempts map[string]attempt
@@ -58,7 +56,7 @@ type Controller struct {
 // attempt is the last one to name a claim's node.
 type attempt struct {
 	version  string    // of the claim before the node was named; "": not named, or rejected
-	earliest time.Time // for the next one, after a rejection
+	earliest time.Time // for the next one
 }
 
 // New makes no API call.
@@ -104,12 +102,7 @@ func New(c Config) (*Controller, error) {
 
 // Run reconciles claims until ctx ends.
 func (p *Controller) Run(ctx context.Context) error {
-	ctx = klog.NewContext(ctx, logr.FromSlogHandler(p.config.Logger.Handler()))
-	events := record.NewBroadcaster(record.WithContext(ctx))
-	defer events.Shutdown()
-	p.events = events.NewRecorder(scheme(), corev1.EventSource{Component: "cleat-csi-placement"})
-	events.StartRecordingToSink(&eventSink{ctx: ctx, client: p.config.Client})
-
+	ctx = klog.NewContext(ctx, logr.FromSlogHandler(p.config.Logger.Handler())) // of client-go's lines
 	var work sync.WaitGroup
 	defer work.Wait()
 	defer p.queue.ShutDown()
@@ -189,8 +182,7 @@ func (p *Controller) reconcile(ctx context.Context, key string) (done bool, err 
 		return false, nil
 	}
 	if last.version != "" {
-		p.report(claim, "rejected", eventRejected, fmt.Sprintf("node %s, which has %s, did not create the volume; will ask it again. The events ProvisioningFailed say why", s.node, s.text))
-		p.attempts[key] = attempt{earliest: time.Now().Add(p.later(key))}
+		p.report(ctx, claim, "rejected", eventRejected, fmt.Sprintf("node %s, which has %s, did not create the volume; will ask it again. The events ProvisioningFailed say why", s.node, s.text))
 		return false, nil
 	}
 	node, err := p.node(ctx, s.node)
@@ -198,8 +190,7 @@ func (p *Controller) reconcile(ctx context.Context, key string) (done bool, err 
 		return false, err
 	}
 	if why := obstacle(s, node, consumers); why != "" {
-		p.report(claim, "blocked", eventBlocked, "the volume can be created only where its data source is: "+why)
-		p.later(key)
+		p.report(ctx, claim, "blocked", eventBlocked, "the volume can be created only where its data source is: "+why)
 		return false, nil
 	}
 	if err := p.name(ctx, claim, s.node); err != nil {
@@ -207,13 +198,16 @@ func (p *Controller) reconcile(ctx context.Context, key string) (done bool, err 
 	}
 	p.attempts[key] = attempt{version: claim.ResourceVersion}
 	p.results.WithLabelValues("named").Inc()
-	p.events.Eventf(claim, corev1.EventTypeNormal, eventNamed, "%s is on node %s, so the volume is created there", s.text, s.node)
+	p.event(ctx, claim, corev1.EventTypeNormal, eventNamed, fmt.Sprintf("%s is on node %s, so the volume is created there", s.text, s.node))
 	p.config.Logger.InfoContext(ctx, "node of data source selected", "claim", key, "node", s.node, "source", s.text)
 	return false, nil
 }
 
-func (p *Controller) report(claim *corev1.PersistentVolumeClaim, result, reason, text string) {
+// report explains why the claim waits, and delays the next attempt.
+func (p *Controller) report(ctx context.Context, claim *corev1.PersistentVolumeClaim, result, reason, text string) {
+	key := claim.Namespace + "/" + claim.Name
 	p.results.WithLabelValues(result).Inc()
-	p.events.Event(claim, corev1.EventTypeWarning, reason, text)
-	p.config.Logger.Warn("claim with a data source waits", "claim", claim.Namespace+"/"+claim.Name, "reason", reason, "detail", text)
+	p.event(ctx, claim, corev1.EventTypeWarning, reason, text)
+	p.attempts[key] = attempt{earliest: time.Now().Add(p.later(key))}
+	p.config.Logger.WarnContext(ctx, "claim with a data source waits", "claim", key, "reason", reason, "detail", text)
 }

@@ -231,7 +231,6 @@ func TestRejectionsAreRetriedWithBackoff(t *testing.T) {
 			if got := c.selected("data"); got != "a" {
 				t.Fatalf("attempt %d: the claim is for %q", attempt, got)
 			}
-			time.Sleep(time.Millisecond) // names of events contain the time
 			began := time.Now()
 			c.choose("data", "")
 			for c.selected("data") == "" {

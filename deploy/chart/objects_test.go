@@ -284,7 +284,7 @@ func TestStorageClasses(t *testing.T) {
 // NetworkPolicies allow only metrics and the CSI-Addons manager.
 func TestNetworkPolicies(t *testing.T) {
 	for values, want := range map[string]map[string][]int{
-		perNode + theOthers:        {"cleat-csi-node": {29801, 9070}},
+		perNode + theOthers:        {"cleat-csi-node": {29801, 9070}, "cleat-csi-placement": {29801}},
 		controllerMode + theOthers: {"cleat-csi-node": {29801, 9070}, "cleat-csi-controller": {29801, 9070}},
 		cephMode + theOthers:       {"cleat-csi-controller": {29801, 9070}}, // its nodes are in the host's network
 		cephFSMode + theOthers:     {"cleat-csi-controller": {29801, 9070}},

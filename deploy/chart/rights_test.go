@@ -12,7 +12,7 @@ import (
 const tokenDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 // Only containers that call the API server have a token: the sidecars, the
-// controller of SPDK volumes, the SR-IOV daemon, and those that report boots or read
+// controller of SPDK volumes, placement, the SR-IOV daemon, and those that report boots or read
 // the reports. With two clusters, those of sidecars are for the DPU cluster, except
 // for that of CSI-Addons.
 func TestTokens(t *testing.T) {
@@ -25,7 +25,7 @@ func TestTokens(t *testing.T) {
 	})
 	inContainers(t, func(t *testing.T, where string, w workload, c corev1.Container) {
 		ofSPDK := slices.Contains(c.Args, "--engine=spdk") && slices.Contains(c.Args, "--services=controller")
-		want := strings.HasPrefix(c.Name, "csi-") || ofSPDK || where == "sriov-daemon/daemon" || hasBootLeases(c)
+		want := strings.HasPrefix(c.Name, "csi-") || ofSPDK || slices.Contains([]string{"sriov-daemon/daemon", "csi-placement/placement"}, where) || hasBootLeases(c)
 		i := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == tokenDir })
 		if i >= 0 != want {
 			t.Errorf("%s has a token: %t, want %t", where, i >= 0, want)
@@ -70,12 +70,14 @@ func hasBootLeases(c corev1.Container) bool {
 }
 
 // With a provisioner on each node, two policies confine the service account
-// shared by all nodes, with boot reports one. test/kubernetes tests their effect.
+// shared by all nodes, with boot reports one; another one confines placement.
+// test/kubernetes tests their effect.
 func TestAdmissionPolicies(t *testing.T) {
-	const user = "system:serviceaccount:storage:cleat-csi-node"
+	const user = "system:serviceaccount:storage:cleat-csi-"
 	for values, want := range map[string][]string{
-		perNode:        {"persistentvolumes", "persistentvolumeclaims"},
-		controllerMode: nil, // the nodes' service account cannot do this
+		perNode:                              {"persistentvolumeclaims", "persistentvolumes", "persistentvolumeclaims"},
+		"csi: {placement: {enabled: false}}": {"persistentvolumes", "persistentvolumeclaims"},
+		controllerMode:                       nil, // the nodes' service account cannot do this
 		"csi: {admissionPolicy: {enabled: false}}": nil,
 		variety["fence alone"]:                     nil,
 		cephMode:                                   {"leases"},
@@ -94,8 +96,8 @@ func TestAdmissionPolicies(t *testing.T) {
 			if !bound[p.Name] || p.Spec.FailurePolicy == nil || *p.Spec.FailurePolicy != admissionv1.Fail {
 				t.Errorf("%s does not deny requests: bindings %v, %+v", p.Name, bound, p.Spec.FailurePolicy)
 			}
-			if len(p.Spec.MatchConditions) != 1 || !strings.Contains(p.Spec.MatchConditions[0].Expression, `"`+user+`"`) {
-				t.Errorf("%s does not match only %s: %+v", p.Name, user, p.Spec.MatchConditions)
+			if len(p.Spec.MatchConditions) != 1 || !strings.Contains(p.Spec.MatchConditions[0].Expression, `"`+user) {
+				t.Errorf("%s does not match only %s*: %+v", p.Name, user, p.Spec.MatchConditions)
 			}
 			for _, v := range p.Spec.Validations {
 				if v.Message == "" && v.MessageExpression == "" {

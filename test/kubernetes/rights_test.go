@@ -38,8 +38,9 @@ func TestNodeTokenIsConfinedToItsNode(t *testing.T) {
 	t.Parallel()
 	r := &rights{space: newSpace(t), names: map[string]string{}}
 	r.prepare()
-	inForce(r.space, "local-cleat-volumes-of-nodes", "local-cleat-claims-of-nodes")
-	own, noNode := as(t, testCluster.Node), as(t, "")
+	inForce(r.space, "local-cleat-volumes-of-nodes", "local-cleat-claims-of-nodes", "local-cleat-csi-placement")
+	own, noNode, placement := as(t, testCluster.Node), as(t, ""), asAccount(t, "local-cleat-csi-placement", "")
+	const selects = `{"metadata":{"annotations":{"` + selectedNode + `":"` + otherNode + `"}}}`
 	const ok = ""
 	for _, test := range []struct {
 		what   string
@@ -76,6 +77,11 @@ func TestNodeTokenIsConfinedToItsNode(t *testing.T) {
 		{"hold a claim of this node", own, r.updateClaim("own", finalize("example.com/hold")), "can change only the annotation"},
 		{"label a claim of this node", own, r.updateClaim("own", func(c *corev1.PersistentVolumeClaim) { c.Labels = map[string]string{"a": "b"} }), "can change only the annotation"},
 		{"annotate a claim of this node", own, r.updateClaim("own", func(c *corev1.PersistentVolumeClaim) { c.Annotations["a"] = "b" }), "can change only the annotation"},
+		{"select the node of a restore", placement, r.patchClaim("restored", selects), ok},
+		{"select the node of a claim without a source", placement, r.patchClaim("waiting", selects), "or no data source"},
+		{"select another node for a restore", placement, r.patchClaim("restoring", selects), "has a node or a volume"},
+		{"annotate a restore", placement, r.patchClaim("restored", `{"metadata":{"annotations":{"a":"b"}}}`), "can set only the annotation"},
+		{"hold a restore", placement, r.patchClaim("restored", `{"metadata":{"finalizers":["example.com/hold"]}}`), "can set only the annotation"},
 		{"remove an annotation from a claim of this node", own, r.updateClaim("own", func(c *corev1.PersistentVolumeClaim) { delete(c.Annotations, provisioner) }), "can change only the annotation"},
 	} {
 		err := test.do(t.Context(), test.client)
@@ -158,8 +164,15 @@ func (r *rights) prepare() {
 		"own":     {provisioner: localDriver, selectedNode: testCluster.Node},
 		"others":  {provisioner: localDriver, selectedNode: otherNode},
 		"foreign": {provisioner: "other.example.com"},
+
+		"restored":  {provisioner: localDriver},
+		"restoring": {provisioner: localDriver, selectedNode: testCluster.Node},
 	} {
-		r.claim(name, claim{class: "no-such-class", size: "1Gi"})
+		c := claim{class: "no-such-class", size: "1Gi"}
+		if strings.HasPrefix(name, "restor") {
+			c.from = snapshotSource("none")
+		}
+		r.claim(name, c)
 		patch := testkit.Value(json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}}))(r)
 		testkit.Value(testCluster.Client.CoreV1().PersistentVolumeClaims(r.name).Patch(r.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}))(r)
 	}
@@ -203,6 +216,13 @@ func (r *rights) remove(name string) func(context.Context, kubernetes.Interface)
 func (r *rights) patchVolume(name, patch string) func(context.Context, kubernetes.Interface) error {
 	return func(ctx context.Context, c kubernetes.Interface) error {
 		_, err := c.CoreV1().PersistentVolumes().Patch(ctx, r.names[name], types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{DryRun: dryRun})
+		return err
+	}
+}
+
+func (r *rights) patchClaim(name, patch string) func(context.Context, kubernetes.Interface) error {
+	return func(ctx context.Context, c kubernetes.Interface) error {
+		_, err := c.CoreV1().PersistentVolumeClaims(r.name).Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{DryRun: dryRun})
 		return err
 	}
 }

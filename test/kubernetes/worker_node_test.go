@@ -26,6 +26,7 @@ csi:
   storageClasses:
   - {name: pair-ext4, fsType: ext4}
   - {name: pair-xfs, fsType: xfs}
+  - {name: pair-thick, fsType: xfs, parameters: {provisioning: thick}}
   volumeSnapshotClasses:
   - {name: pair}
 `}

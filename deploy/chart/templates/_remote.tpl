@@ -23,6 +23,11 @@ the host's network. */}}
 {{- if and .Values.csi.enabled (eq .Values.csi.mode "controller") (not (include "cleat.static" .)) (not (include "cleat.spdk.account" .)) }}true{{ end -}}
 {{- end -}}
 
+{{/* Not empty if volumes are in pools of nodes, so that restores have to be placed. */}}
+{{- define "cleat.placement" -}}
+{{- if and .Values.csi.enabled (eq .Values.csi.mode "perNode") (not (include "cleat.static" .)) .Values.csi.placement.enabled }}true{{ end -}}
+{{- end -}}
+
 {{/* Arguments common to their processes: (list $ "controller") */}}
 {{- define "cleat.remote.args" -}}
 {{- $root := index . 0 -}}
