@@ -37,23 +37,30 @@ func (c *content) put(i uint64, data cluster) {
 	c.written[i] = data
 }
 
-func (c *content) resize(clusters uint64) {
+// resize returns the clusters that are freed.
+func (c *content) resize(clusters uint64) (freed []cluster) {
 	c.clusters, c.solid = clusters, min(c.solid, clusters)
-	for i := range c.written {
+	for i, data := range c.written {
 		if i >= clusters {
+			freed = append(freed, data)
 			delete(c.written, i)
 		}
 	}
+	return freed
 }
 
-// merge takes over the clusters of a deleted parent that c does not have.
-func (c *content) merge(parent content) {
+// merge takes over the clusters of a deleted parent that c does not have, and
+// returns the others.
+func (c *content) merge(parent content) (freed []cluster) {
 	for i, data := range parent.written {
 		if i < c.clusters && !c.has(i) {
 			c.put(i, data)
+		} else {
+			freed = append(freed, data)
 		}
 	}
 	c.solid = max(c.solid, min(parent.solid, c.clusters))
+	return freed
 }
 
 // at returns the data of a cluster, nil if it is zero.
@@ -66,26 +73,60 @@ func (l *lvol) at(i uint64) cluster {
 	return nil
 }
 
-// own allocates a cluster with the data of the parent, unless it is allocated.
-// It returns false if the store is full.
+// own allocates a cluster, unless it is allocated. It returns false if the store
+// is full. A cluster that the parents do not have is not written: it keeps what a
+// deleted lvol left in it. One beyond the end of a parent is copied, as zeros.
 func (l *lvol) own(i uint64) bool {
-	if !l.has(i) {
-		if l.store.free() == 0 {
-			return false
-		}
-		l.put(i, slices.Clone(l.at(i)))
+	switch {
+	case l.has(i):
+	case l.store.free() == 0:
+		return false
+	case l.parent.isZeroes(i):
+		l.put(i, l.store.claim())
+	default:
+		l.put(i, slices.Clone(l.parent.at(i)))
 	}
 	return true
 }
 
-// fill allocates all clusters, with the data of the parents.
-func (l *lvol) fill() {
-	for i := range l.clusters {
-		if data := l.at(i); data != nil && !l.has(i) {
-			l.put(i, slices.Clone(data))
+// isZeroes reports whether SPDK knows that a cluster of a parent is zero, as
+// blob_bs_is_zeroes does. nil: no parent.
+func (l *lvol) isZeroes(i uint64) bool {
+	return l == nil || i < l.clusters && !l.has(i) && l.parent.isZeroes(i)
+}
+
+// solidify allocates the clusters up to a number without writing to them.
+func (l *lvol) solidify(clusters uint64) {
+	for i := l.solid; i < clusters && len(l.store.dirty) > 0; i++ {
+		if !l.has(i) {
+			l.put(i, l.store.claim())
 		}
 	}
-	l.solid = l.clusters
+	l.solid = max(l.solid, clusters)
+}
+
+// claim returns the data of a free cluster, one with data if there is any.
+func (s *lvstore) claim() cluster {
+	last := len(s.dirty) - 1
+	if last < 0 {
+		return nil
+	}
+	data := s.dirty[last]
+	s.dirty = s.dirty[:last]
+	return data
+}
+
+// release frees clusters. SPDK clears them if the clear method is possible with
+// the base bdev, and ignores it otherwise.
+func (l *lvol) release(freed ...cluster) {
+	if l.clear == "write_zeroes" || l.clear != "none" && l.store.base.can("unmap") {
+		return
+	}
+	for _, data := range freed {
+		if data != nil {
+			l.store.dirty = append(l.store.dirty, data)
+		}
+	}
 }
 
 // read copies data at an offset that is within the lvol.

@@ -32,7 +32,7 @@ func newStore(t *testing.T) (*Process, *client) {
 }
 
 func openFile(c *client) {
-	c.must("bdev_aio_create", with{"name": "aio0", "filename": "disk", "block_size": 4096}, nil)
+	c.must("bdev_aio_create", with{"name": "aio0", "filename": "disk", "block_size": 4096, "fallocate": true}, nil)
 }
 
 func free(c *client) uint64 {

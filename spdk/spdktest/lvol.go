@@ -10,7 +10,9 @@ type lvol struct {
 	store      *lvstore
 	name, uuid string
 	content
+	clear    string // method
 	thin     bool
+	locked   bool // being inflated
 	snapshot bool
 	readOnly bool
 	sealed   bool  // read-only when the store is opened again
@@ -76,7 +78,7 @@ func createLvol(p *Process, _ context.Context, a args) (any, *Error) {
 		return nil, e
 	}
 	name := a.text("lvol_name")
-	l := &lvol{store: s, name: name, uuid: newUUID(), content: content{clusters: s.clusters(a)}, thin: a.flag("thin_provision")}
+	l := &lvol{store: s, name: name, uuid: newUUID(), content: content{clusters: s.clusters(a)}, clear: a.text("clear_method"), thin: a.flag("thin_provision")}
 	switch {
 	case !slices.Contains([]string{"", "none", "unmap", "write_zeroes"}, a.text("clear_method")):
 		return nil, &Error{Code: internalError, Message: "spdk_json_decode_object failed"}
@@ -88,7 +90,7 @@ func createLvol(p *Process, _ context.Context, a args) (any, *Error) {
 		return nil, textError(invalidParams, eNOSPC)
 	}
 	if !l.thin {
-		l.solid = l.clusters
+		l.solidify(l.clusters)
 	}
 	s.lvols = append(s.lvols, l)
 	p.offer(l)
@@ -149,9 +151,11 @@ func snapshot(p *Process, _ context.Context, a args) (any, *Error) {
 		return nil, textError(invalidParams, eINVAL)
 	case l.store.lvol(name) != nil, p.bdev(l.store.name+"/"+name) != nil:
 		return nil, textError(invalidParams, eEXIST)
+	case l.locked:
+		return nil, textError(invalidParams, eBUSY)
 	}
 	made := &lvol{
-		store: l.store, name: name, uuid: newUUID(), content: l.content,
+		store: l.store, name: name, uuid: newUUID(), content: l.content, clear: l.clear,
 		thin: true, snapshot: true, readOnly: true, parent: l.parent,
 	}
 	l.parent, l.content, l.thin = made, content{clusters: l.clusters}, true
@@ -187,12 +191,14 @@ func resize(p *Process, _ context.Context, a args) (any, *Error) {
 	switch {
 	case l.readOnly:
 		return nil, textError(invalidParams, ePERM)
+	case l.locked:
+		return nil, textError(invalidParams, eBUSY)
 	case !l.thin && clusters > l.allocated()+l.store.free():
 		return nil, textError(invalidParams, eNOSPC)
 	}
-	l.content.resize(clusters)
+	l.release(l.content.resize(clusters)...)
 	if !l.thin {
-		l.solid = clusters
+		l.solidify(clusters)
 	}
 	p.bdev(l.uuid).blocks = clusters * l.store.cluster / uint64(l.store.blockSize)
 	return true, nil
@@ -208,13 +214,17 @@ func deleteLvol(p *Process, _ context.Context, a args) (any, *Error) {
 		return nil, errno(eNODEV)
 	}
 	clones := l.clones()
-	if len(clones) > 1 {
+	switch {
+	case len(clones) > 1:
 		return nil, textError(internalError, ePERM)
-	}
-	if len(clones) == 1 {
+	case l.locked, len(clones) == 1 && l.store.lvol(clones[0]).locked:
+		return nil, textError(internalError, eBUSY)
+	case len(clones) == 1:
 		heir := l.store.lvol(clones[0])
 		heir.parent = l.parent
-		heir.merge(l.content)
+		l.release(heir.merge(l.content)...)
+	default:
+		l.release(l.resize(0)...)
 	}
 	p.remove(p.bdev(l.uuid))
 	l.store.lvols = slices.DeleteFunc(l.store.lvols, func(x *lvol) bool { return x == l })
@@ -257,15 +267,30 @@ func setReadOnly(p *Process, _ context.Context, a args) (any, *Error) {
 	return true, nil
 }
 
-func inflate(p *Process, _ context.Context, a args) (any, *Error) {
+// inflate allocates one cluster after the other. A process that ends leaves those
+// that it has allocated.
+func inflate(p *Process, ctx context.Context, a args) (any, *Error) {
 	l := p.lvol(a.text("name"))
 	switch {
 	case l == nil:
 		return nil, errno(eNODEV)
+	case l.locked:
+		return nil, textError(invalidParams, eBUSY)
+	case !l.thin:
+		return true, nil
 	case l.clusters > l.allocated()+l.store.free():
 		return nil, textError(invalidParams, eNOSPC)
 	}
-	l.fill()
+	l.locked = true
+	defer func() { l.locked = false }()
+	for i := range l.clusters {
+		if !p.network.sleep(ctx, p.config.Timing.Inflate) {
+			return nil, textError(invalidParams, eIO)
+		}
+		if !l.own(i) {
+			return nil, textError(invalidParams, eNOSPC)
+		}
+	}
 	l.thin, l.parent = false, nil
 	return true, nil
 }

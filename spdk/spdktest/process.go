@@ -34,7 +34,9 @@ type Timing struct {
 	Silent time.Duration // for a silent target; 0: the recorded 10 s
 	Reset  time.Duration // of a controller after its target was lost or returned
 	Detach time.Duration
-	HotAdd time.Duration // until an initiator sees an added namespace
+	// Inflate is how long bdev_lvol_inflate takes for each cluster.
+	Inflate time.Duration
+	HotAdd  time.Duration // until an initiator sees an added namespace
 	// RemoveHost is how long the sessions of a host continue after the response
 	// to nvmf_subsystem_remove_host, as in releases before 26.05.
 	RemoveHost time.Duration

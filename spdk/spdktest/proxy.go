@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -38,7 +39,7 @@ func Proxy(socket, user, password string) http.Handler {
 		answer, err := forward(r.Context(), socket, request)
 		switch {
 		case err != nil:
-			panic(http.ErrAbortHandler) // the script's exceptions end the connection
+			panic(http.ErrAbortHandler) // the script's exceptions, and requests without an id, end the connection
 		case answer == nil:
 			w.WriteHeader(http.StatusInternalServerError)
 			return
@@ -46,6 +47,10 @@ func Proxy(socket, user, password string) http.Handler {
 		_, _ = w.Write(answer) // the client can have disconnected
 	})
 }
+
+// errNoResponse: the script does not wait for a response to a request without an
+// id, and sends none.
+var errNoResponse = errors.New("the request has no id")
 
 // forward returns nil for what the script answers with status 500. It notices
 // that only after it has sent the request.
@@ -59,6 +64,10 @@ func forward(ctx context.Context, socket string, request []byte) ([]byte, error)
 	defer stop()
 	if _, err := c.Write(request); err != nil {
 		return nil, err
+	}
+	var members struct{ ID json.RawMessage }
+	if json.Unmarshal(request, &members) == nil && members.ID == nil {
+		return nil, errNoResponse
 	}
 	if bytes.IndexFunc(request, func(r rune) bool { return r >= utf8.RuneSelf }) >= 0 || !json.Valid(request) {
 		return nil, nil

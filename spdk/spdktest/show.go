@@ -15,6 +15,9 @@ func (b *bdev) does() []string {
 	case mallocDisk:
 		return []string{"read", "write", "unmap", "flush", "reset", "write_zeroes", "zcopy", "compare", "abort", "copy"}
 	case aioDisk:
+		if b.file.Fallocate {
+			return []string{"read", "write", "unmap", "flush", "reset", "write_zeroes"}
+		}
 		return []string{"read", "write", "flush", "reset", "write_zeroes"}
 	case lvolDisk:
 		if b.lvol.readOnly {
@@ -32,11 +35,12 @@ func (b *bdev) does() []string {
 	return nil
 }
 
+func (b *bdev) can(what string) bool { return slices.Contains(b.does(), what) }
+
 func (b *bdev) show() map[string]any {
-	does := b.does()
 	types := map[string]bool{}
 	for _, t := range ioTypes() {
-		types[t] = slices.Contains(does, t)
+		types[t] = b.can(t)
 	}
 	alignment, write := 0, 0
 	if b.kind == nvmeDisk {

@@ -15,7 +15,8 @@ type lvstore struct {
 	taken      uint64 // clusters, by Fill
 	blockSize  uint32
 	lvols      []*lvol
-	loading    bool // the lvols have no bdevs yet
+	dirty      []cluster // data in free clusters
+	loading    bool      // the lvols have no bdevs yet
 }
 
 // metadata is the number of clusters at the start of a store: a superblock,
