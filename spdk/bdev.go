@@ -20,7 +20,10 @@ type Bdev struct {
 	BlockSize   int64    `json:"block_size"` // bytes
 	NumBlocks   int64    `json:"num_blocks"`
 	Claimed     bool     `json:"claimed"`
-	Driver      Driver   `json:"driver_specific"`
+	SupportedIO struct {
+		Unmap bool `json:"unmap"`
+	} `json:"supported_io_types"`
+	Driver Driver `json:"driver_specific"`
 }
 
 // Size returns the size in bytes.
@@ -170,6 +173,7 @@ type AIO struct {
 	Filename  string `json:"filename"`             // in the mount namespace of the process
 	BlockSize int    `json:"block_size,omitempty"` // bytes; required for a file
 	ReadOnly  bool   `json:"readonly,omitempty"`
+	Fallocate bool   `json:"fallocate,omitempty"` // the file or device can unmap
 }
 
 // CreateAIO creates an AIO bdev. Exists: the name is used. NoFile: the file

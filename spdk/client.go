@@ -184,6 +184,33 @@ func (c *Client) Call(ctx context.Context, method string, params, result any) er
 	return nil
 }
 
+// Start sends a request and does not wait for the response, which is dropped: the
+// caller must look at the state of the process. The HTTP proxy, which serves one
+// request at a time, is not occupied by a call that takes long. nil: the request
+// was sent, or might have been.
+func (c *Client) Start(ctx context.Context, method string, params any) error {
+	body, err := encodeParams(method, params)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.config.Timeout)
+	defer cancel()
+	if c.proxy != nil {
+		_, err = c.throughProxy(ctx, 0, method, body)
+	} else {
+		slot := c.take()
+		defer c.give(slot)
+		var conn *conn
+		if conn, err = c.connected(ctx, slot); err == nil {
+			err = conn.start(ctx, method, body)
+		}
+	}
+	if err == nil || errors.Is(err, Unanswered) {
+		return nil
+	}
+	return errs.Errorf(errs.Unavailable, "%s at %s: %w", method, c.Address(), err)
+}
+
 func (c *Client) call(ctx context.Context, method string, params, result any) error {
 	body, err := encodeParams(method, params)
 	if err != nil {

@@ -65,6 +65,20 @@ func (c *conn) call(ctx context.Context, method string, params []byte) (answer, 
 	}
 }
 
+// start sends a request whose response is dropped.
+func (c *conn) start(ctx context.Context, method string, params []byte) error {
+	id, _, err := c.expect()
+	if err != nil {
+		return err
+	}
+	if err := c.write(ctx, encodeRequest(id, method, params)); err != nil {
+		c.forget(id)
+		return err
+	}
+	c.abandon(id)
+	return nil
+}
+
 func (c *conn) expect() (uint64, <-chan answer, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -194,12 +208,16 @@ func (c *conn) lost() error {
 }
 
 // encodeRequest ends a frame with a newline, which all releases accept and some
-// tools need.
+// tools need. Without an id (0) the process executes a request and sends no result.
 func encodeRequest(id uint64, method string, params []byte) []byte {
 	var b bytes.Buffer
-	b.WriteString(`{"jsonrpc":"2.0","id":`)
-	b.WriteString(strconv.FormatUint(id, 10))
-	b.WriteString(`,"method":`)
+	b.WriteString(`{"jsonrpc":"2.0",`)
+	if id != 0 {
+		b.WriteString(`"id":`)
+		b.WriteString(strconv.FormatUint(id, 10))
+		b.WriteByte(',')
+	}
+	b.WriteString(`"method":`)
 	b.WriteString(strconv.Quote(method)) // validated by encodeParams, needs no JSON escapes
 	if params != nil {
 		b.WriteString(`,"params":`)

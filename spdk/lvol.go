@@ -26,6 +26,7 @@ func (s LvolStore) Free() int64 { return s.FreeClusters * s.ClusterSize }
 // is written.
 type LvolDriver struct {
 	StoreUUID         string   `json:"lvol_store_uuid"`
+	BaseBdev          string   `json:"base_bdev"` // of the store
 	Thin              bool     `json:"thin_provision"`
 	AllocatedClusters int64    `json:"num_allocated_clusters"`
 	Snapshot          bool     `json:"snapshot"`
@@ -60,11 +61,13 @@ func (c *Client) LvolStore(ctx context.Context, uuid string) (LvolStore, error) 
 // LvolCreate describes a new lvol. SPDK accepts a thin one that is larger than
 // its store, and one of size 0.
 type LvolCreate struct {
-	StoreUUID   string `json:"uuid"`
-	Name        string `json:"lvol_name"` // 1 to 63 bytes
-	SizeMiB     int64  `json:"size_in_mib"`
-	Thin        bool   `json:"thin_provision"`
-	ClearMethod string `json:"clear_method,omitempty"` // of the clusters when they are freed: none, unmap or write_zeroes
+	StoreUUID string `json:"uuid"`
+	Name      string `json:"lvol_name"` // 1 to 63 bytes
+	SizeMiB   int64  `json:"size_in_mib"`
+	Thin      bool   `json:"thin_provision"`
+	// ClearMethod of the clusters when they are freed: none, unmap, write_zeroes.
+	// unmap does nothing where the base bdev has none.
+	ClearMethod string `json:"clear_method,omitempty"`
 }
 
 // CreateLvol creates an lvol and returns its UUID, which is the name of its
@@ -107,6 +110,15 @@ func (c *Client) ResizeLvol(ctx context.Context, lvol string, sizeMiB int64) err
 		Size int64 `json:"size_in_mib"`
 	}{byName{lvol}, sizeMiB}
 	return c.Do(ctx, "bdev_lvol_resize", params)
+}
+
+// StartInflate starts to allocate all clusters of a thin lvol. A cluster of a
+// parent is copied, one that is beyond the end of the parent is written with
+// zeros (from 24.05 on), and one that the parent does not have keeps what a
+// deleted lvol left in it. Allocated clusters are not written. The lvol is thick
+// and has no parent when this is done; a process that ends does not continue.
+func (c *Client) StartInflate(ctx context.Context, lvol string) error {
+	return c.Start(ctx, "bdev_lvol_inflate", byName{lvol})
 }
 
 // DeleteLvol deletes an lvol, also one that is exported. A snapshot with one

@@ -69,8 +69,13 @@ func (c *proxyConn) Close() error {
 	return c.Conn.Close()
 }
 
-// exchangeHTTP fails after Close, and keeps Close waiting until it returns.
 func (c *Client) exchangeHTTP(ctx context.Context, method string, params []byte) (answer, error) {
+	return c.throughProxy(ctx, c.proxy.lastID.Add(1), method, params)
+}
+
+// throughProxy fails after Close, and keeps Close waiting until it returns. The
+// proxy closes the connection after a request without an id (0): Unanswered.
+func (c *Client) throughProxy(ctx context.Context, id uint64, method string, params []byte) (answer, error) {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
@@ -90,7 +95,7 @@ func (c *Client) exchangeHTTP(ctx context.Context, method string, params []byte)
 		case <-ended:
 		}
 	})
-	a, err := c.proxy.exchange(ctx, method, params)
+	a, err := c.proxy.exchange(ctx, id, method, params)
 	if err != nil || a.failed && restartShows(method, a) {
 		c.mu.Lock()
 		c.forget() // the next request can reach another process
@@ -106,8 +111,7 @@ func restartShows(method string, a answer) bool {
 	return errors.Is(err, UnknownMethod) || errors.Is(err, BadParams)
 }
 
-func (p *proxy) exchange(ctx context.Context, method string, params []byte) (answer, error) {
-	id := p.lastID.Add(1)
+func (p *proxy) exchange(ctx context.Context, id uint64, method string, params []byte) (answer, error) {
 	body := toASCII(encodeRequest(id, method, params))
 	if len(body) > maxRequest {
 		return answer{}, errs.Errorf(errs.Invalid, "%s: the request has %d bytes, at most %d are allowed", method, len(body), maxRequest)

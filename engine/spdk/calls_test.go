@@ -40,7 +40,8 @@ func (r *rig) requested(i int) (all []string) {
 func requestsPerCall() map[string][]string {
 	// A new volume is read by name before it is recorded, as spdk-csi can have
 	// created it, and afterwards, as an interrupted call can have.
-	find := []string{"bdev_lvol_get_lvstores", "bdev_get_bdevs", "bdev_get_bdevs"}
+	// So is the bdev of its store, which clears what others leave, or not.
+	find := []string{"bdev_lvol_get_lvstores", "bdev_get_bdevs", "bdev_get_bdevs", "bdev_get_bdevs"}
 	export := []string{
 		"nvmf_get_subsystems", "nvmf_create_subsystem", "nvmf_get_subsystems",
 		"nvmf_subsystem_add_ns", "nvmf_subsystem_add_listener",
@@ -55,10 +56,10 @@ func requestsPerCall() map[string][]string {
 		"list":            nil,
 		"publish":         {"nvmf_get_subsystems", others, "nvmf_subsystem_add_host"},
 		"publish again":   {"nvmf_get_subsystems", others},
-		"expand":          {"bdev_get_bdevs", "bdev_lvol_get_lvstores", "bdev_lvol_resize", "bdev_get_bdevs"},
+		"expand":          {"bdev_get_bdevs", "bdev_lvol_get_lvstores", "bdev_get_bdevs", "bdev_lvol_resize", "bdev_get_bdevs"},
 		"modify":          {"nvmf_get_subsystems", others, "bdev_set_qos_limit"},
-		"health":          {"bdev_get_bdevs"},
-		"capacity":        {"bdev_lvol_get_lvstores"},
+		"health":          {"bdev_get_bdevs", "bdev_get_bdevs"}, // at last that of the store
+		"capacity":        {"bdev_lvol_get_lvstores", "bdev_get_bdevs"},
 		"snapshot":        {"bdev_get_bdevs", "bdev_lvol_snapshot", "bdev_get_bdevs"},
 		"restore":         copied("bdev_lvol_clone", "bdev_get_bdevs"),
 		"delete snapshot": {"bdev_get_bdevs", "bdev_get_bdevs", "bdev_lvol_delete"},

@@ -64,6 +64,9 @@ func (e *Engine) grow(ctx context.Context, t *target, r record, size volume.Size
 	if want > p.store.Size() {
 		return bdev, errs.Errorf(errs.OutOfRange, "volume %s cannot have %d bytes: %s has %d", r.id(), want, p, p.store.Size())
 	}
+	if err := e.canGrow(ctx, p, r); err != nil {
+		return bdev, err
+	}
 	if err := t.Client.ResizeLvol(ctx, r.UUID, want/mib); err != nil {
 		if errs.KindOf(err) == errs.Exhausted {
 			return bdev, errs.Errorf(errs.OutOfRange, "volume %s cannot have %d bytes: it is thick, and %s has %d bytes free: %w", r.id(), want, p, p.store.Free(), err)

@@ -3,6 +3,7 @@
 package spdk
 
 import (
+	"bytes"
 	"context"
 	"net/netip"
 	"path/filepath"
@@ -84,6 +85,10 @@ var crashCases = []struct {
 		req := request("new", volume.Source{Snapshot: s.ID})
 		return enginetest.Call{Create: &req}
 	}},
+	{"zero", []string{"create.recorded", "zero.snapshot", "zero.resized", "zero.started", "create.created", "create.completed", "create.exported"}, func(volume.Volume, volume.Snapshot) enginetest.Call {
+		req := withParameters("new", volume.Source{}, keyThin, "false")
+		return enginetest.Call{Create: &req}
+	}},
 	{"discard", []string{"discard.recorded"}, func(volume.Volume, volume.Snapshot) enginetest.Call {
 		req := request("new", volume.Source{})
 		return enginetest.Call{Create: &req}
@@ -122,8 +127,9 @@ func TestKilled(t *testing.T) {
 				}
 				var call enginetest.Call
 				var base volume.Volume
-				with(func(e *Engine) { base, call = prepare(t, r, e, c.name, c.work) })
+				with(func(e *Engine) { base, call = prepare(t, r, e, c.name, point, c.work) })
 				enginetest.Kill(t, childWork{call, r.targets[0].Socket(), database}, point)
+				r.targets[0].ReleaseInflate()
 				with(func(e *Engine) {
 					r.listed(e)
 					if c.name == "close" { // not only the repeat ends what is left
@@ -132,6 +138,9 @@ func TestKilled(t *testing.T) {
 					}
 					testkit.Must(t, call.Do(testkit.Context(t), e.Backend()))
 					r.check(e, c.name, base)
+					if c.name == "zero" {
+						r.checkZeroed(e, base, call)
+					}
 					r.removeAll(e)
 				})
 			})
@@ -139,7 +148,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-func prepare(t *testing.T, r *rig, e *Engine, name string, work func(volume.Volume, volume.Snapshot) enginetest.Call) (volume.Volume, enginetest.Call) {
+func prepare(t *testing.T, r *rig, e *Engine, name, point string, work func(volume.Volume, volume.Snapshot) enginetest.Call) (volume.Volume, enginetest.Call) {
 	base := create(t, e, "base", volume.Source{})
 	s := takeSnap(t, e, "snap", base.ID)
 	if name != "unsnap alone" {
@@ -150,6 +159,13 @@ func prepare(t *testing.T, r *rig, e *Engine, name string, work func(volume.Volu
 		return base, work(base, s)
 	case "discard":
 		r.interrupt(e, "new", 8)
+	case "zero":
+		r.write(base)
+		r.withoutUnmap()
+		r.soil(e)
+		if point == "zero.started" {
+			r.targets[0].HoldInflate(5)
+		}
 	}
 	publish(t, e, base.ID, node("n1", "192.0.2.1"))
 	if name == "close" { // every host was admitted
@@ -175,12 +191,27 @@ func (r *rig) listed(e *Engine) {
 	}
 }
 
+// checkZeroed fails the test if the new volume shows old data, or if a repeat of its
+// creation changes any data.
+func (r *rig) checkZeroed(e *Engine, base volume.Volume, call enginetest.Call) {
+	r.t.Helper()
+	v := testkit.Value(e.Create(testkit.Context(r.t), *call.Create))(r.t)
+	r.showsZeros("the new volume", v)
+	r.write(v)
+	testkit.Must(r.t, call.Do(testkit.Context(r.t), e.Backend()))
+	for _, v := range []volume.Volume{v, base} {
+		if b := r.read(v); !bytes.Equal(b, bytes.Repeat([]byte("secret! "), len(b)/8)) {
+			r.t.Errorf("volume %s has not the data that was written", v.Name)
+		}
+	}
+}
+
 // check compares the volumes with those expected after a call.
 func (r *rig) check(e *Engine, name string, base volume.Volume) {
 	r.t.Helper()
 	want := map[string]int64{"base": 16 * mib, "restored": 16 * mib}
 	switch name {
-	case "create", "restore", "discard":
+	case "create", "restore", "discard", "zero":
 		want["new"] = 16 * mib
 	case "clone":
 		want["new"] = 32 * mib

@@ -95,6 +95,11 @@ func (b *build) run(ctx context.Context) (volume.Volume, error) {
 		}
 		return volume.Volume{}, err
 	}
+	if found {
+		if found, err = b.recheck(ctx, r); err != nil {
+			return volume.Volume{}, err
+		}
+	}
 	if !found {
 		if r, err = b.begin(ctx); err != nil {
 			return volume.Volume{}, err
@@ -131,13 +136,8 @@ func (b *build) begin(ctx context.Context) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
-	p, size, err := b.choose(places, fsType)
-	if err != nil {
-		return record{}, err
-	}
 	r := record{
-		Name: b.req.Name, Target: p.target.Name, Store: p.store.UUID, StoreName: p.store.Name, Size: size, FirstSize: size,
-		Content: b.req.Content, FSType: fsType, FromVolume: b.req.Source.Volume, FromSnap: b.req.Source.Snapshot,
+		Name: b.req.Name, Content: b.req.Content, FSType: fsType, FromVolume: b.req.Source.Volume, FromSnap: b.req.Source.Snapshot,
 		Parameters: b.req.Parameters, Attributes: b.settings.attributes, Ephemeral: b.req.Ephemeral,
 		Created: time.Now().UTC().Truncate(time.Millisecond),
 	}
@@ -147,6 +147,11 @@ func (b *build) begin(ctx context.Context) (record, error) {
 		}
 		return record{}, err
 	}
+	p, size, zeroed, err := b.chooseClean(ctx, places, fsType)
+	if err != nil {
+		return record{}, err
+	}
+	r.Target, r.Store, r.StoreName, r.Size, r.FirstSize, r.Zeroed = p.target.Name, p.store.UUID, p.store.Name, size, size, zeroed
 	if err := b.put(ctx, nil, r); err != nil {
 		return record{}, err
 	}
@@ -214,7 +219,7 @@ func (b *build) finish(ctx context.Context, r record) (volume.Volume, error) {
 		return volume.Volume{}, incomplete(r, err)
 	}
 	crashpoint.Hit("create.completed")
-	if r.FromVolume != "" {
+	if r.hasSource() {
 		b.reap(ctx, t, alias(r.StoreName, r.source()))
 	}
 	if err := b.enforce(ctx, done); err != nil {
@@ -246,7 +251,10 @@ func (b *build) lvol(ctx context.Context, t *target, r record) (rpc.Bdev, error)
 		}
 		bdev, err = t.Client.Bdev(ctx, name)
 	}
-	if err == nil && bdev.Size() < r.Size {
+	switch {
+	case err == nil && r.Zeroed:
+		bdev, err = b.zero(ctx, t, r, bdev)
+	case err == nil && bdev.Size() < r.Size:
 		crashpoint.Hit("create.cloned")
 		if err = t.Client.ResizeLvol(ctx, bdev.UUID, r.Size/mib); err == nil {
 			bdev, err = t.Client.Bdev(ctx, name)
@@ -264,9 +272,11 @@ func (b *build) make(ctx context.Context, t *target, r record) error {
 	name := lvolName(r.Name)
 	switch {
 	case b.from == nil:
-		_, err := t.Client.CreateLvol(ctx, rpc.LvolCreate{
-			StoreUUID: r.Store, Name: name, SizeMiB: r.Size / mib, Thin: b.settings.thin, ClearMethod: b.settings.clear,
-		})
+		l := rpc.LvolCreate{StoreUUID: r.Store, Name: name, SizeMiB: r.Size / mib, Thin: b.settings.thin, ClearMethod: b.settings.clear}
+		if r.Zeroed {
+			l.SizeMiB, l.Thin = 0, true
+		}
+		_, err := t.Client.CreateLvol(ctx, l)
 		return err
 	case b.from.snapshot:
 		_, err := t.Client.CloneLvol(ctx, b.from.uuid, name)

@@ -129,7 +129,7 @@ func (e *Engine) finishDelete(ctx context.Context, r record) error {
 // from which the volume was cloned is recorded as deleted if SPDK cannot remove it
 // yet: without a record that names it nothing removes it.
 func (e *Engine) dropDeleted(ctx context.Context, t *target, r record) error {
-	if r.FromVolume == "" {
+	if !r.hasSource() {
 		return e.drop(ctx, r)
 	}
 	name := alias(r.StoreName, r.source())
@@ -292,7 +292,7 @@ func (e *Engine) sweepSnapshots(ctx context.Context, p place, lvols []rpc.Lvol, 
 	}
 	named := map[string]bool{}
 	for _, r := range all {
-		if r.FromVolume != "" {
+		if r.hasSource() {
 			named[r.source()] = true
 		}
 	}

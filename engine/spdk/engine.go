@@ -63,8 +63,8 @@ type Engine struct {
 	order   []*target
 	locks   op.Locks // "name:" with the name of a volume, "snapshot:" with that of a snapshot
 	// answerTime is for targets whose answer the call can do without, enforceTime
-	// for the export of one volume.
-	answerTime, enforceTime time.Duration
+	// for the export of one volume, zeroTime for a call that waits for zeros.
+	answerTime, enforceTime, zeroTime time.Duration
 }
 
 var (
@@ -100,7 +100,7 @@ func New(c Config) (*Engine, error) {
 	if len(c.Targets)+len(c.Retired) == 0 {
 		return nil, errs.Errorf(errs.Invalid, "no SPDK target is configured")
 	}
-	e := &Engine{config: c, targets: map[string]*target{}, answerTime: 5 * time.Second, enforceTime: time.Minute}
+	e := &Engine{config: c, targets: map[string]*target{}, answerTime: 5 * time.Second, enforceTime: time.Minute, zeroTime: time.Minute}
 	for _, t := range c.Targets {
 		switch {
 		case checkTargetName(t.Name) != nil:

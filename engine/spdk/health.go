@@ -19,6 +19,7 @@ const (
 	reasonFull        = "StoreFull"
 	reasonNearlyFull  = "StoreNearlyFull"
 	reasonForeign     = "UnknownExports"
+	reasonOldData     = "OldDataVisible"
 )
 
 // nearlyFull is the free part of a store, in percent, below which thin volumes
@@ -35,8 +36,9 @@ func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condi
 	if err != nil {
 		return nil, err
 	}
-	if _, err = t.Client.Bdev(ctx, r.UUID); err == nil {
-		return nil, nil
+	bdev, err := t.Client.Bdev(ctx, r.UUID)
+	if err == nil {
+		return e.showsOldData(ctx, t, r, bdev)
 	}
 	isMissing := errors.Is(err, rpc.NotFound)
 	err = e.missing(ctx, t, r, err)
@@ -53,6 +55,10 @@ func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condi
 // StorageHealth implements volume.Health. The storage is inaccessible when no
 // target answers.
 func (e *Engine) StorageHealth(ctx context.Context) ([]volume.Condition, error) {
+	thin, err := e.thinVolumes(ctx)
+	if err != nil {
+		return nil, err
+	}
 	found := map[string][]string{}
 	var silent int
 	for _, a := range e.askStores(ctx, "") {
@@ -69,6 +75,13 @@ func (e *Engine) StorageHealth(ctx context.Context) ([]volume.Condition, error) 
 			case s.FreeClusters*100 < s.TotalClusters*nearlyFull:
 				found[reasonNearlyFull] = append(found[reasonNearlyFull], fmt.Sprintf("%s has %d of %d bytes free", p, s.Free(), s.Size()))
 			}
+			if n := thin[s.UUID]; n > 0 {
+				if unmaps, err := e.unmapsSoon(ctx, t, s.BaseBdev); err != nil {
+					found[reasonUnreachable] = append(found[reasonUnreachable], err.Error())
+				} else if !unmaps {
+					found[reasonOldData] = append(found[reasonOldData], fmt.Sprintf("%s, and %d thin volumes or copies can show it", cannotUnmap(place{t, s}), n))
+				}
+			}
 		}
 		lost, foreign, failure := t.state()
 		if len(lost) > 0 {
@@ -82,7 +95,7 @@ func (e *Engine) StorageHealth(ctx context.Context) ([]volume.Condition, error) 
 		}
 	}
 	var all []volume.Condition
-	for _, reason := range []string{reasonUnreachable, reasonLost, reasonFull, reasonNearlyFull, reasonNotExported, reasonForeign} {
+	for _, reason := range []string{reasonUnreachable, reasonLost, reasonFull, reasonNearlyFull, reasonNotExported, reasonForeign, reasonOldData} {
 		if texts := found[reason]; len(texts) > 0 {
 			c := volume.Condition{Severity: volume.Degraded, Reason: reason, Message: strings.Join(texts, "; ")}
 			if reason == reasonUnreachable && silent == len(e.order) {

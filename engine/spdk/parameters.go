@@ -17,6 +17,7 @@ const (
 	keyStore     = "lvolStore"
 	keyThin      = "thinProvision"
 	keyClear     = "clearMethod"
+	keyOldData   = "allowOldData"
 	keyIOPS      = "qos_rw_iops"
 	keyMBytes    = "qos_rw_mbytes"
 	keyReadMB    = "qos_r_mbytes"
@@ -27,13 +28,14 @@ const (
 func mutableKeys() []string { return []string{keyReadMB, keyIOPS, keyMBytes, keyWriteMB} }
 
 func parameterKeys() []string {
-	return slices.Sorted(slices.Values(append(mutableKeys(), keyTarget, keyStore, keyThin, keyClear)))
+	return slices.Sorted(slices.Values(append(mutableKeys(), keyTarget, keyStore, keyThin, keyClear, keyOldData)))
 }
 
 type settings struct {
 	target, store string // empty: any
 	thin          bool
 	clear         string
+	oldData       bool              // data of deleted volumes can show
 	attributes    map[string]string // the mutable parameters
 }
 
@@ -55,6 +57,10 @@ func (s *settings) set(key, value string) (err error) {
 		s.store = value
 	case keyThin:
 		if s.thin, err = strconv.ParseBool(value); err != nil {
+			return errs.Errorf(errs.Invalid, "%s %s is neither true nor false", key, errs.Quote(value))
+		}
+	case keyOldData:
+		if s.oldData, err = strconv.ParseBool(value); err != nil {
 			return errs.Errorf(errs.Invalid, "%s %s is neither true nor false", key, errs.Quote(value))
 		}
 	case keyClear:

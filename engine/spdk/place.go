@@ -201,6 +201,11 @@ func (e *Engine) Capacity(ctx context.Context, query volume.CapacityQuery) (volu
 		if len(query.Topology) > 0 && !p.target.reachedFrom(query.Topology) {
 			continue
 		}
+		if s.thin && !s.oldData {
+			if unmaps, err := p.target.unmaps(ctx, p.store.BaseBdev); err != nil || !unmaps {
+				continue // new volumes are refused there
+			}
+		}
 		free := p.store.Free() / p.granule() * p.granule()
 		c.Available += free
 		c.Maximum = max(c.Maximum, free)

@@ -42,7 +42,7 @@ func newTargetRig(t testing.TB) *rig {
 	testkit.Must(t, os.WriteFile(disk, nil, 0o600), os.Truncate(disk, (storeMiB+2)*mib))
 	r.real = r.client(0)
 	c, ctx := r.real, testkit.Context(t)
-	testkit.Must(t, c.CreateAIO(ctx, rpc.AIO{Name: name, Filename: disk, BlockSize: 4096}))
+	testkit.Must(t, c.CreateAIO(ctx, rpc.AIO{Name: name, Filename: disk, BlockSize: 4096, Fallocate: true}))
 	t.Cleanup(func() { r.clean(name) })
 	testkit.Must(t, c.Call(ctx, "bdev_lvol_create_lvstore", map[string]any{"bdev_name": name, "lvs_name": name, "cluster_sz": cluster}, nil))
 	return r

@@ -37,6 +37,9 @@ type record struct {
 	Attributes map[string]string `json:"attributes,omitempty"`
 	Ephemeral  bool              `json:"ephemeral,omitempty"`
 	Created    time.Time         `json:"created"`
+	// Zeroed: all clusters are written with zeros before the volume is complete. Until
+	// then its lvol is a clone of an empty snapshot.
+	Zeroed bool `json:"zeroed,omitempty"`
 	// StoreName and FirstSize are part of the volume context, which does not
 	// change.
 	StoreName string `json:"storeName"`
@@ -57,6 +60,9 @@ type record struct {
 func (r record) id() volume.ID { return volumeID(r.Target, r.UUID) }
 
 func (r record) isVolume() bool { return r.UUID != "" && !r.Deleting }
+
+// hasSource reports whether the lvol was cloned from a snapshot of its own.
+func (r record) hasSource() bool { return r.FromVolume != "" || r.Zeroed }
 
 func (r record) nqn() string { return nqnOf(r.UUID) }
 

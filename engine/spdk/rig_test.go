@@ -41,6 +41,8 @@ type rig struct {
 	object    *storetest.Object
 	log       *testkit.Log
 	timing    spdktest.Timing // of targets that are started
+	flavour   spdktest.Flavour
+	noUnmap   bool // of the bdevs that are offered
 }
 
 type endpoint struct {
@@ -75,7 +77,7 @@ func (r *rig) start(i int) {
 	r.t.Helper()
 	dir := testkit.Dir(r.t)
 	p := testkit.Value(r.network.Start(spdktest.Config{
-		Socket: filepath.Join(dir, "rpc.sock"), Addresses: []string{targetAddr(i).Addr().String()}, Timing: r.timing,
+		Socket: filepath.Join(dir, "rpc.sock"), Addresses: []string{targetAddr(i).Addr().String()}, Timing: r.timing, Flavour: r.flavour,
 	}))(r.t)
 	r.t.Cleanup(func() { testkit.Must(r.t, p.Close()) })
 	r.targets = append(r.targets, p)
@@ -92,7 +94,7 @@ func (r *rig) start(i int) {
 func (r *rig) offer(i int) {
 	r.t.Helper()
 	p := r.targets[i]
-	testkit.Must(r.t, r.client(i).CreateAIO(testkit.Context(r.t), rpc.AIO{Name: "disk", Filename: filepath.Join(filepath.Dir(p.Socket()), "disk"), BlockSize: 4096}))
+	testkit.Must(r.t, r.client(i).CreateAIO(testkit.Context(r.t), rpc.AIO{Name: "disk", Filename: filepath.Join(filepath.Dir(p.Socket()), "disk"), BlockSize: 4096, Fallocate: !r.noUnmap}))
 }
 
 func (r *rig) client(i int) *rpc.Client {

@@ -267,6 +267,17 @@ func setReadOnly(p *Process, _ context.Context, a args) (any, *Error) {
 	return true, nil
 }
 
+// HoldInflate keeps bdev_lvol_inflate, also after restarts, from allocating more
+// than the first clusters of an lvol, until ReleaseInflate.
+func (p *Process) HoldInflate(clusters uint64) {
+	p.network.change(func() { p.inflated = &clusters })
+}
+
+// ReleaseInflate continues what is held.
+func (p *Process) ReleaseInflate() {
+	p.network.change(func() { p.inflated = nil })
+}
+
 // inflate allocates one cluster after the other. A process that ends leaves those
 // that it has allocated.
 func inflate(p *Process, ctx context.Context, a args) (any, *Error) {
@@ -284,8 +295,10 @@ func inflate(p *Process, ctx context.Context, a args) (any, *Error) {
 	l.locked = true
 	defer func() { l.locked = false }()
 	for i := range l.clusters {
-		if !p.network.sleep(ctx, p.config.Timing.Inflate) {
-			return nil, textError(invalidParams, eIO)
+		for p.inflated != nil && i >= *p.inflated {
+			if !p.network.wait(ctx, forEver) {
+				return nil, textError(invalidParams, eIO)
+			}
 		}
 		if !l.own(i) {
 			return nil, textError(invalidParams, eNOSPC)

@@ -34,9 +34,7 @@ type Timing struct {
 	Silent time.Duration // for a silent target; 0: the recorded 10 s
 	Reset  time.Duration // of a controller after its target was lost or returned
 	Detach time.Duration
-	// Inflate is how long bdev_lvol_inflate takes for each cluster.
-	Inflate time.Duration
-	HotAdd  time.Duration // until an initiator sees an added namespace
+	HotAdd time.Duration // until an initiator sees an added namespace
 	// RemoveHost is how long the sessions of a host continue after the response
 	// to nvmf_subsystem_remove_host, as in releases before 26.05.
 	RemoveHost time.Duration
@@ -98,6 +96,8 @@ type Process struct {
 	counts map[string]int
 	// loading: HoldExamine is in effect.
 	loading bool
+	// inflated: HoldInflate is in effect, up to this number of clusters.
+	inflated *uint64
 	state
 }
 

@@ -54,7 +54,7 @@ func NewTarget(t testing.TB, network *spdktest.Network, storeMiB int64) *Target 
 // target does when it starts.
 func (r *Target) createDisk(t testing.TB) {
 	t.Helper()
-	testkit.Must(t, r.Client.CreateAIO(testkit.Context(t), spdk.AIO{Name: "disk", Filename: r.disk, BlockSize: 4096}))
+	testkit.Must(t, r.Client.CreateAIO(testkit.Context(t), spdk.AIO{Name: "disk", Filename: r.disk, BlockSize: 4096, Fallocate: true}))
 }
 
 // Restart restarts the process, which loses its exports and keeps the store.

@@ -1,0 +1,285 @@
+package spdk
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	rpc "github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// SPDK clears clusters when they are freed, not when they are allocated. Where the
+// bdev of a store cannot unmap, and after a target that ended while it deleted an
+// lvol, free clusters have data of deleted volumes:
+//
+//   - a thick lvol shows it at once, a thin one around each first write to a
+//     cluster, and a copy likewise in clusters that its source never had;
+//   - a copy of an lvol with all clusters shows nothing: clusters are copied whole.
+//
+// So on such a bdev a new thick volume begins as a clone of an empty snapshot: it
+// reads as zeros, and bdev_lvol_inflate writes zeros to each cluster that it
+// allocates, as what is beyond the end of a parent is copied as zeros. A cluster
+// that is allocated is never written: no repeat, and no other controller, can
+// erase data. Others are refused, unless a parameter accepts old data.
+
+// cannotUnmap explains the refusals.
+func cannotUnmap(p place) string {
+	return fmt.Sprintf("bdev %s of lvol store %s cannot unmap, so its free space has data of deleted volumes", p.store.BaseBdev, p)
+}
+
+const howToUnmap = "give it a bdev that can (bdev_aio_create with fallocate)"
+
+// unmaps reports whether the bdev of a store can unmap.
+func (t *target) unmaps(ctx context.Context, base string) (bool, error) {
+	bdev, err := t.Client.Bdev(ctx, base)
+	if errors.Is(err, rpc.NotFound) {
+		err = errs.Errorf(errs.Unavailable, "it has vanished, perhaps with a restart of the target: %v", err)
+	}
+	return bdev.SupportedIO.Unmap, t.explain(err, "read bdev %s of an lvol store", base)
+}
+
+func (e *Engine) unmapsSoon(ctx context.Context, t *target, base string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, e.answerTime)
+	defer cancel()
+	return t.unmaps(ctx, base)
+}
+
+// chooseClean is choose without the places where the volume could show data of
+// deleted ones. zeroed: its clusters must be written with zeros.
+func (b *build) chooseClean(ctx context.Context, places []place, fsType string) (p place, size int64, zeroed bool, err error) {
+	var refused error
+	for len(places) > 0 {
+		p, size, err = b.choose(places, fsType)
+		if err != nil {
+			return place{}, 0, false, cmp.Or(refused, err)
+		}
+		if zeroed, err = b.checkClean(ctx, p, size); err == nil {
+			return p, size, zeroed, nil
+		}
+		refused = err
+		places = without(places, p)
+	}
+	return place{}, 0, false, refused
+}
+
+func without(places []place, p place) (others []place) {
+	for _, other := range places {
+		if other.target != p.target || other.store.UUID != p.store.UUID {
+			others = append(others, other)
+		}
+	}
+	return others
+}
+
+// firstZeroing is the first release that copies what is beyond the end of a parent
+// as zeros; earlier ones read out of bounds.
+const firstZeroing = "24.05"
+
+// checkClean returns Precondition if a volume could show data of deleted ones.
+func (b *build) checkClean(ctx context.Context, p place, size int64) (zeroed bool, err error) {
+	if b.settings.oldData {
+		return false, nil
+	}
+	unmaps, err := p.target.unmaps(ctx, p.store.BaseBdev)
+	if err != nil || unmaps {
+		return false, err
+	}
+	if b.from != nil {
+		full, err := p.target.isFull(ctx, p.store, b.from.uuid, size)
+		if err == nil && !full {
+			err = errs.Errorf(errs.Precondition, "%s, and a copy of %s with %d bytes could show it: it is thin, or smaller; %s, or set %s",
+				cannotUnmap(p), b.from.base(), size, howToUnmap, keyOldData)
+		}
+		return false, err
+	}
+	if b.settings.thin {
+		return false, errs.Errorf(errs.Precondition, "%s, and a thin volume could show it; set %s to false, %s, or set %s", cannotUnmap(p), keyThin, howToUnmap, keyOldData)
+	}
+	v, err := p.target.Client.Version(ctx)
+	if err != nil {
+		return false, p.target.explain(err, "read the version")
+	}
+	if v.Major < 24 || v.Major == 24 && v.Minor < 5 {
+		return false, errs.Errorf(errs.Precondition, "%s, and only SPDK %s and later can write zeros to a new volume, not %s; upgrade it, %s, or set %s", cannotUnmap(p), firstZeroing, v, howToUnmap, keyOldData)
+	}
+	return true, nil
+}
+
+// recheck is checkClean for an interrupted creation: the target can have restarted
+// with another bdev, or an earlier release has begun it. It is discarded if
+// its lvol can have old data.
+func (b *build) recheck(ctx context.Context, r record) (continues bool, err error) {
+	t, err := b.target(r.Target)
+	if err != nil {
+		return true, nil // finish explains it
+	}
+	p := place{target: t}
+	if p.store, err = t.Client.LvolStore(ctx, r.Store); errors.Is(err, rpc.NotFound) {
+		err = t.hasStore(ctx, r.Store, r.StoreName)
+	}
+	if err != nil {
+		return true, incomplete(r, t.explain(err, "read lvol store %s", r.StoreName))
+	}
+	switch zeroed, err := b.checkClean(ctx, p, r.Size); {
+	case errs.KindOf(err) == errs.Precondition:
+		return false, b.abandon(ctx, r, err)
+	case err != nil:
+		return true, incomplete(r, err)
+	case zeroed && !r.Zeroed:
+		if err := b.discard(ctx, r); err != nil {
+			return true, incomplete(r, err)
+		}
+		return false, nil
+	}
+	return true, nil
+}
+
+// isFull reports whether an lvol, or a snapshot below it, has all clusters of a
+// size.
+func (t *target) isFull(ctx context.Context, s rpc.LvolStore, name string, size int64) (bool, error) {
+	for {
+		bdev, err := t.Client.Bdev(ctx, name)
+		if errors.Is(err, rpc.NotFound) {
+			err = errs.Errorf(errs.Unavailable, "the target does not show it now: %v", err)
+		}
+		l := bdev.Driver.Lvol
+		if err != nil || l == nil {
+			return false, t.explain(err, "read lvol %s", name)
+		}
+		if l.AllocatedClusters*s.ClusterSize >= size {
+			return true, nil
+		}
+		if l.BaseSnapshot == "" {
+			return false, nil
+		}
+		name = alias(s.Name, l.BaseSnapshot)
+	}
+}
+
+// zero makes a new lvol, which has no size yet, a thick one with zeros. Each step
+// follows from the state of the lvol: a repeat continues.
+func (b *build) zero(ctx context.Context, t *target, r record, bdev rpc.Bdev) (rpc.Bdev, error) {
+	l := bdev.Driver.Lvol
+	switch {
+	case l == nil:
+		return bdev, errs.Errorf(errs.Precondition, "bdev %s is no lvol", bdev.Name)
+	case !l.Thin:
+		return bdev, nil
+	case l.BaseSnapshot == r.source(): // of an earlier call
+	case bdev.Size() > 0 || l.BaseSnapshot != "":
+		return bdev, errs.Errorf(errs.Precondition, "lvol %s is not what this driver has created; delete or rename it", bdev.UUID)
+	default:
+		if _, err := t.Client.SnapshotLvol(ctx, bdev.UUID, r.source()); err != nil {
+			return bdev, err
+		}
+		crashpoint.Hit("zero.snapshot")
+	}
+	if bdev.Size() < r.Size {
+		if err := t.Client.ResizeLvol(ctx, bdev.UUID, r.Size/mib); err != nil {
+			return bdev, err
+		}
+		crashpoint.Hit("zero.resized")
+	}
+	return b.inflate(ctx, t, r, bdev.UUID)
+}
+
+// inflate starts bdev_lvol_inflate and waits until the lvol is thick, for a limited
+// time: the target goes on, and a repeat waits again. SPDK refuses a second one of
+// the same lvol, so it is also started again when a target has restarted.
+func (b *build) inflate(ctx context.Context, t *target, r record, uuid string) (rpc.Bdev, error) {
+	ctx, cancel := context.WithTimeout(ctx, b.zeroTime)
+	defer cancel()
+	before := int64(-1)
+	for pause := zeroPoll; ; pause = min(2*pause, maxZeroPoll) {
+		store, err := t.Client.LvolStore(ctx, r.Store) // first: the lvol takes from its free space
+		if err != nil {
+			return rpc.Bdev{}, err
+		}
+		bdev, err := t.Client.Bdev(ctx, uuid)
+		if err != nil {
+			return bdev, err
+		}
+		l := bdev.Driver.Lvol
+		if l == nil || !l.Thin {
+			return bdev, nil
+		}
+		done := l.AllocatedClusters * store.ClusterSize
+		if done == before || before < 0 {
+			if missing := r.Size - done; missing > store.Free() {
+				return bdev, errs.Errorf(errs.Exhausted, "%d more bytes do not fit into the store, which has %d free", missing, store.Free())
+			}
+			if err := t.Client.StartInflate(ctx, uuid); err != nil {
+				return bdev, err
+			}
+			crashpoint.Hit("zero.started")
+		}
+		before = done
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return bdev, errs.Errorf(errs.Unavailable, "zeros are being written to %d bytes, of which %d are done: %w", r.Size, done, context.Cause(ctx))
+		}
+	}
+}
+
+const (
+	zeroPoll    = 10 * time.Millisecond
+	maxZeroPoll = time.Second
+)
+
+// canGrow returns Precondition for a raw block volume whose new part could show
+// data of deleted volumes. A file system shows only what was written to it.
+func (e *Engine) canGrow(ctx context.Context, p place, r record) error {
+	if s, err := parseSettings(r.Parameters); err != nil || s.oldData || r.Content == volume.Filesystem {
+		return err
+	}
+	unmaps, err := p.target.unmaps(ctx, p.store.BaseBdev)
+	if err == nil && !unmaps {
+		err = errs.Errorf(errs.Precondition, "%s, and the new part of block volume %s could show it; %s, or copy the data to a larger volume", cannotUnmap(p), r.id(), howToUnmap)
+	}
+	return err
+}
+
+// showsOldData returns the condition of a volume that can show data of deleted
+// ones.
+func (e *Engine) showsOldData(ctx context.Context, t *target, r record, bdev rpc.Bdev) ([]volume.Condition, error) {
+	if l := bdev.Driver.Lvol; l == nil || !l.Thin {
+		return nil, nil
+	} else if unmaps, err := t.unmaps(ctx, l.BaseBdev); err != nil || unmaps {
+		return nil, err
+	}
+	store, err := t.Client.LvolStore(ctx, r.Store)
+	if err != nil {
+		return nil, t.explain(err, "read lvol store %s", r.StoreName)
+	}
+	full, err := t.isFull(ctx, store, bdev.UUID, bdev.Size())
+	if err != nil || full {
+		return nil, err
+	}
+	return []volume.Condition{{Severity: volume.Degraded, Reason: reasonOldData,
+		Message: cannotUnmap(place{t, store}) + ", and this thin volume can show it; copy what is needed to a thick volume, or " + howToUnmap}}, nil
+}
+
+// thinVolumes returns the number of thin volumes in each store, by UUID.
+func (e *Engine) thinVolumes(ctx context.Context) (map[string]int, error) {
+	all, err := e.records(ctx)
+	thin := map[string]int{}
+	for _, r := range all {
+		if r.isVolume() && r.isThin() {
+			thin[r.Store]++
+		}
+	}
+	return thin, err
+}
+
+// isThin reports whether a volume was created without clusters of its own.
+func (r record) isThin() bool {
+	thin, err := strconv.ParseBool(r.Parameters[keyThin])
+	return err != nil || thin || r.FromVolume != "" || r.FromSnap != ""
+}
