@@ -87,6 +87,7 @@ func parts() []part {
 		{"Names", testNames},
 		{"Filesystems", testFilesystems},
 		{"Delete", testDelete},
+		{"OldData", testOldData},
 		{"ForeignIDs", testForeignIDs},
 		{"List", testList},
 		{"ListWhileDeleting", testListWhileDeleting},

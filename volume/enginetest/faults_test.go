@@ -36,6 +36,7 @@ func TestSuiteFindsFaults(t *testing.T) {
 		"keeps deleted group":   {"Groups"},
 		"partial modify":        {"Modify"},
 		"deletes volume in use": {"Delete"},
+		"keeps old data":        {"OldData"},
 	} {
 		for _, part := range parts {
 			t.Run(fault+"/"+part, func(t *testing.T) {
@@ -84,6 +85,7 @@ func TestEngineWithFault(t *testing.T) {
 type faulty struct {
 	*enginetest.Reference
 	fault string
+	old   []byte // content of the last deleted volume
 }
 
 func (f *faulty) Create(ctx context.Context, req volume.CreateRequest) (volume.Volume, error) {
@@ -102,6 +104,9 @@ func (f *faulty) Create(ctx context.Context, req volume.CreateRequest) (volume.V
 		}
 	}
 	v, err := f.Reference.Create(ctx, req)
+	if d, missing := f.Reference.Open(v.ID); missing == nil && err == nil && len(f.old) > 0 {
+		_, err = d.WriteAt(f.old, 0)
+	}
 	v.Name, v.Source = asked.Name, asked.Source
 	return v, err
 }
@@ -116,6 +121,16 @@ func (f *faulty) Get(ctx context.Context, id volume.ID) (volume.Volume, error) {
 func (f *faulty) Delete(ctx context.Context, id volume.ID) error {
 	if f.fault == "delete not idempotent" {
 		if _, err := f.Reference.Get(ctx, id); err != nil {
+			return err
+		}
+	}
+	if v, err := f.Reference.Get(ctx, id); err == nil && f.fault == "keeps old data" {
+		d, err := f.Reference.Open(id)
+		if err != nil {
+			return err
+		}
+		f.old = make([]byte, v.Size)
+		if _, err := d.ReadAt(f.old, 0); err != nil {
 			return err
 		}
 	}
