@@ -238,7 +238,7 @@ func TestSPDKClasses(t *testing.T) {
 	}
 	want := map[string]map[string]string{
 		"cleat": {"csi.storage.k8s.io/fstype": "xfs"},
-		"fast": {"csi.storage.k8s.io/fstype": "ext4", "target": "a", "lvolStore": "lvs0", "thinProvision": "false", "clearMethod": "write_zeroes",
+		"fast": {"csi.storage.k8s.io/fstype": "ext4", "target": "a", "lvolStore": "lvs0", "thinProvision": "false", "clearMethod": "write_zeroes", "allowOldData": "true",
 			"qos_rw_iops": "5000", "qos_r_mbytes": "200"},
 		"gold": {"qos_rw_iops": "50000", "qos_rw_mbytes": "0", "qos_w_mbytes": "100"},
 	}

@@ -61,7 +61,7 @@ csi:
   maxVolumes: 100
   storageClasses:
     - {}
-    - {name: fast, fsType: ext4, volumeBindingMode: Immediate, parameters: {target: a, lvolStore: lvs0, thinProvision: false, clearMethod: write_zeroes, qos_rw_iops: 5000, qos_r_mbytes: "200"}}
+    - {name: fast, fsType: ext4, volumeBindingMode: Immediate, parameters: {target: a, lvolStore: lvs0, thinProvision: false, clearMethod: write_zeroes, allowOldData: true, qos_rw_iops: 5000, qos_r_mbytes: "200"}}
   volumeAttributesClasses: [{name: gold, parameters: {qos_rw_iops: 50000, qos_rw_mbytes: 0, qos_w_mbytes: 100}}]
 `
 	// The two releases of DPF.

@@ -172,7 +172,7 @@ func (r *rig) progress(e *Engine, req volume.CreateRequest, done string) {
 	e.zeroTime = 10 * time.Millisecond
 	testkit.EventuallyNil(r.t, done, func() error {
 		_, err := e.Create(testkit.Context(r.t), req)
-		e.zeroTime *= 2 // a slow machine needs more to read the state
+		e.zeroTime *= 2 // enough to read the state, at last
 		if err == nil || errs.KindOf(err) != errs.Unavailable {
 			r.t.Fatalf("a creation that is not complete: %v", err)
 		}
