@@ -37,9 +37,6 @@ func TestExposedDevices(t *testing.T) {
 				{"nvme_subsystem_create", with{"nqn": nqn}},
 				{"nvme_namespace_create", with{"bdev_type": "spdk", "nqn": nqn, "nsid": 3, "bdev_name": "m0"}},
 				{"fsdev_aio_create", with{"name": "f", "root_path": t.TempDir()}},
-				{"virtio_fs_transport_create", with{"transport_name": "DOCA"}},
-				{"virtio_fs_doca_manager_create", with{"manager": "mlx5_0"}},
-				{"virtio_fs_transport_start", with{"transport_name": "DOCA"}},
 				{"virtio_fs_device_create", with{"transport_name": "DOCA", "dev_name": "dev_f", "fsdev": "f", "tag": "t", "num_request_queues": 8, "queue_size": 256}},
 			} {
 				if err := c.Do(t.Context(), call.method, call.params); err != nil {
@@ -55,7 +52,7 @@ func TestExposedDevices(t *testing.T) {
 			if diff := cmp.Diff([]snap.FSDevice{{Name: "dev_f", Fsdev: "f"}}, devices); diff != "" || err != nil {
 				t.Errorf("%v:\n%s", err, diff)
 			}
-			err = c.Do(t.Context(), "nvme_controller_destroy", with{"ctrl_id": "absent"})
+			err = c.Do(t.Context(), "nvme_subsystem_destroy", with{"nqn": "absent"})
 			if refusal, ok := errors.AsType[*spdk.Error](err); !ok || (refusal.Status != "") != envelope {
 				t.Errorf("a refusal: %v", err)
 			}

@@ -2,7 +2,6 @@ package spdktest
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -166,7 +165,6 @@ func (p *Process) start() error {
 			initialised: !p.config.WaitForRPC,
 			hostNQN:     "nqn.2014-08.org.nvmexpress:uuid:" + uuid.NewString(),
 			hostID:      newUUID(),
-			snap:        newSNAP(),
 			bdevOf:      map[string]*bdev{},
 		}
 		p.network.processes = append(p.network.processes, p)
@@ -268,8 +266,3 @@ func (p *Process) Close() error {
 func (p *Process) alive(l *life) bool { return p.life == l }
 
 func newUUID() string { return uuid.NewString() }
-
-func newVUID(kind string) string {
-	// Format of SNAP [I]: serial number, kind of function, number.
-	return "MT" + rand.Text()[:10] + kind
-}
