@@ -84,7 +84,7 @@ func (rig *plugin) wantPublished(t *testing.T, v *spec.Volume, ids ...string) {
 
 // A node keeps its volumes when its address changes, and lists show the id that
 // the CSINode object has since.
-func TestNodeWithANewAddress(t *testing.T) {
+func TestNodeChangesItsAddress(t *testing.T) {
 	rig := newMultiNode(t)
 	ctx, c := t.Context(), rig.Controller
 	v := rig.MustCreate(t, "v", mountCap())

@@ -100,7 +100,7 @@ func TestEphemeral(t *testing.T) {
 }
 
 func TestInterruptedEphemeralPublish(t *testing.T) {
-	for name, cut := range map[string]func(e *inline, p node.PublishRequest){
+	for name, interrupt := range map[string]func(e *inline, p node.PublishRequest){
 		"intent": func(*inline, node.PublishRequest) {},
 		"created": func(e *inline, p node.PublishRequest) {
 			_, err := e.Create(e.n.t.Context(), volume.CreateRequest{Name: node.InlineName(p.Volume), Content: volume.Filesystem, Ephemeral: true})
@@ -109,7 +109,7 @@ func TestInterruptedEphemeralPublish(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n, e, p := newInline(t)
-			cut(e, p)
+			interrupt(e, p)
 			n.ok("record", n.PutPublishRecord(t.Context(), p, node.Creating, n.Boot(), node.Device{}))
 			n.restart()
 			e.count(0)

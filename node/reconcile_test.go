@@ -45,7 +45,7 @@ func (n *testNode) mounted(s node.StageRequest) node.Device {
 // Rebuilds what a kill leaves after each step of a stage and an unstage:
 // start-up rolls it back, and the volume can be staged.
 func TestInterruptedStage(t *testing.T) {
-	for name, cut := range map[string]func(n *testNode, s node.StageRequest) (string, node.Device){
+	for name, interrupt := range map[string]func(n *testNode, s node.StageRequest) (string, node.Device){
 		"intent": func(*testNode, node.StageRequest) (string, node.Device) { return node.Creating, node.Device{} },
 		"mounted unrecorded": func(n *testNode, s node.StageRequest) (string, node.Device) {
 			n.mounted(s)
@@ -58,7 +58,7 @@ func TestInterruptedStage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			s := n.staging("vol-interrupted", mkfs.Ext4)
-			state, device := cut(n, s)
+			state, device := interrupt(n, s)
 			n.ok("record", n.PutStageRecord(t.Context(), s, state, n.Boot(), device))
 			n.restart()
 			n.nothingStaged(s)
@@ -105,7 +105,7 @@ func TestInterruptedBlockStage(t *testing.T) {
 
 func TestInterruptedPublish(t *testing.T) {
 	for _, block := range []bool{false, true} {
-		for name, cut := range map[string]func(n *testNode, s node.StageRequest, p node.PublishRequest) string{
+		for name, interrupt := range map[string]func(n *testNode, s node.StageRequest, p node.PublishRequest) string{
 			"intent": func(*testNode, node.StageRequest, node.PublishRequest) string { return node.Creating },
 			"target made": func(n *testNode, _ node.StageRequest, p node.PublishRequest) string {
 				n.makeTarget(p)
@@ -130,7 +130,7 @@ func TestInterruptedPublish(t *testing.T) {
 				s := n.staging("vol-interrupted", map[bool]mkfs.Type{false: mkfs.Ext4, true: ""}[block])
 				n.stage(s)
 				p := n.publishOf(s, "target")
-				n.ok("record", n.PutPublishRecord(t.Context(), p, cut(n, s, p), n.Boot(), n.device(s)))
+				n.ok("record", n.PutPublishRecord(t.Context(), p, interrupt(n, s, p), n.Boot(), n.device(s)))
 				n.restart()
 				n.gone(p.Target)
 				if got, err := n.PublishState(t.Context(), p.Target); err != nil || got != "" {

@@ -45,7 +45,7 @@ func writeOldDatabase(t *testing.T, dir string) (path string) {
 	return path
 }
 
-// oldState is the driver of oldRecords, with attached volumes.
+// oldState is the driver that wrote oldRecords, with attached volumes.
 func oldState(t *testing.T) (o *other, dir string) {
 	t.Helper()
 	o = everyStep(snapshotting())

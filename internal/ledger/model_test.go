@@ -298,10 +298,10 @@ func TestAtOnceIsOneAfterTheOther(t *testing.T) {
 		answers := make([][]string, len(workers))
 		start := make(chan struct{})
 		var wg sync.WaitGroup
-		for i, lane := range workers {
+		for i, mine := range workers {
 			wg.Go(func() {
 				<-start
-				for _, a := range lane {
+				for _, a := range mine {
 					answers[i] = append(answers[i], a.real(t, l))
 				}
 			})
@@ -348,8 +348,8 @@ func history(before []action, workers [][]action, answers [][]string) string {
 	for _, a := range before {
 		lines = append(lines, "before: "+a.name)
 	}
-	for i, lane := range workers {
-		for j, a := range lane {
+	for i, mine := range workers {
+		for j, a := range mine {
 			lines = append(lines, fmt.Sprintf("worker %d: %s: %s", i, a.name, answers[i][j]))
 		}
 	}

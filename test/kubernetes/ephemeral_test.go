@@ -74,19 +74,19 @@ func TestInlineEphemeral(t *testing.T) {
 		}
 		s.refused(name, "dd if=/dev/zero of=/thin/large bs=1M count=40", "No space left on device")
 		var files []string
-		for volume, wish := range volumes {
+		for volume, attributes := range volumes {
 			e := s.mountOf(name, volume)
-			if e.FSType != wish["fsType"] {
+			if e.FSType != attributes["fsType"] {
 				t.Errorf("volume %s is %s", volume, e.FSType)
 			}
 			d, file := s.backingOf(e)
 			files = append(files, file)
-			quantity := resource.MustParse(wish["size"])
+			quantity := resource.MustParse(attributes["size"])
 			s.wantSize(d, quantity.Value())
 			var st syscall.Stat_t
 			testkit.Must(t, syscall.Stat(file, &st))
-			if thick := st.Blocks*512 >= quantity.Value(); thick != (wish["provisioning"] == "thick") {
-				t.Errorf("volume %s of %s takes %d bytes of the pool", volume, wish["size"], st.Blocks*512)
+			if thick := st.Blocks*512 >= quantity.Value(); thick != (attributes["provisioning"] == "thick") {
+				t.Errorf("volume %s of %s takes %d bytes of the pool", volume, attributes["size"], st.Blocks*512)
 			}
 			if volume == "thick" {
 				wantReadAhead(t, d, "512")

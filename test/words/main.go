@@ -1,6 +1,6 @@
 // Program words checks the language of the tree against the rules in words.yaml:
-// comments, string literals and declared names of Go files, pages, and the
-// comments and texts of scripts and manifests. Arguments limit it to files and
+// comments, strings and names of Go files, pages, and the comments and texts of
+// scripts and manifests. Arguments limit it to files and
 // directories. With -count it prints how many words comments and pages have.
 package main
 
@@ -11,6 +11,7 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -60,15 +61,14 @@ func check(root string, files []string) error {
 	}
 	found := 0
 	for _, name := range files {
-		texts, err := read(root, name)
+		content, err := read(root, name)
 		if err != nil {
 			return err
 		}
-		for _, t := range texts {
-			for _, f := range rules.check(name, t.text) {
-				fmt.Printf("%s:%d: %q: write %s\n", name, lineOf(t, f), f.text, f.write)
-				found++
-			}
+		text := textOf(name, content)
+		for _, f := range rules.check(name, text) {
+			fmt.Printf("%s:%d: %q: write %s\n", name, lineOf(text, f), f.text, f.write)
+			found++
 		}
 	}
 	if found > 0 {
@@ -77,21 +77,21 @@ func check(root string, files []string) error {
 	return nil
 }
 
-func lineOf(t text, f finding) int { return t.line + strings.Count(t.text[:f.at], "\n") }
+func lineOf(text string, f finding) int { return 1 + strings.Count(text[:f.at], "\n") }
 
 func printCounts(root string, files []string) error {
 	var comments, pages int
 	for _, name := range files {
-		texts, err := read(root, name)
+		content, err := read(root, name)
 		if err != nil {
 			return err
 		}
-		for _, t := range texts {
-			switch n := len(strings.Fields(t.text)); {
-			case kindOf(name) == page:
-				pages += n
-			case t.comment && kindOf(name) == source:
-				comments += n
+		switch kindOf(name) {
+		case page:
+			pages += len(strings.Fields(prose(content)))
+		case source:
+			for _, line := range comment.FindAllString(content, -1) {
+				comments += len(strings.Fields(line)) - 1
 			}
 		}
 	}
@@ -99,17 +99,12 @@ func printCounts(root string, files []string) error {
 	return nil
 }
 
-func read(root, name string) ([]text, error) {
+var comment = regexp.MustCompile(`(?m)(?:^|[ \t])// .*`)
+
+func read(root, name string) (string, error) {
 	data, err := os.ReadFile(filepath.Join(root, name))
 	if os.IsNotExist(err) { // deleted, not yet committed
-		return nil, nil
+		return "", nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	texts, err := textsOf(name, string(data))
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	return texts, nil
+	return string(data), err
 }

@@ -55,29 +55,14 @@ type renewed struct { // no word of the rule
 		{"exception of another directory", "docs/a.md", "Once more unto the breach", []int{1}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			texts, err := textsOf(test.file, test.content)
-			if err != nil {
-				t.Fatal(err)
-			}
 			var got []int
-			for _, text := range texts {
-				for _, f := range rules.check(test.file, text.text) {
-					got = append(got, lineOf(text, f))
-				}
+			text := textOf(test.file, test.content)
+			for _, f := range rules.check(test.file, text) {
+				got = append(got, lineOf(text, f))
 			}
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Errorf("lines (-want +got):\n%s", diff)
 			}
 		})
-	}
-}
-
-func TestWords(t *testing.T) {
-	for name, want := range map[string]string{
-		"startAnew": "start anew", "ReadOnlyFS": "read only fs", "HTTPServer": "http server", "max_volumes": "max volumes", "x": "x",
-	} {
-		if got := words(name); got != want {
-			t.Errorf("words(%q) = %q, want %q", name, got, want)
-		}
 	}
 }

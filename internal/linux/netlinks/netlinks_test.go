@@ -72,9 +72,9 @@ func TestParseLink(t *testing.T) {
 	if l, err := parseLink(elsewhere); l.Lower != 0 || l.Up || err != nil {
 		t.Errorf("a link below in another namespace: %d, %v", l.Lower, err)
 	}
-	for cut := range sizeofLink {
-		if _, err := parseLink(whole[:cut]); err == nil {
-			t.Errorf("no error for a header of %d bytes", cut)
+	for length := range sizeofLink {
+		if _, err := parseLink(whole[:length]); err == nil {
+			t.Errorf("no error for a header of %d bytes", length)
 		}
 	}
 }
