@@ -15,55 +15,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-func TestRestartLosesAllBdevs(t *testing.T) {
-	n := NewNetwork(nil)
-	n.Put(volume(Namespace{ID: 1}))
-	p := startProcess(t, n, Config{})
-	dial(t, p).must("bdev_nvme_attach_controller", attach(nil), nil)
-	p.Kill()
-	if p.Fail("nv0") {
-		t.Error("a process that ended has a controller")
-	}
-	testkit.Must(t, p.Restart())
-	c := dial(t, p)
-	c.refused(-19, "bdev_get_bdevs", with{"name": "nv0n1"})
-	c.refused(-22, "bdev_nvme_get_controllers", with{"name": "nv0"})
-	if held := n.Controllers(volNQN); len(held) != 0 {
-		t.Errorf("sessions %v of a process that ended", held)
-	}
-	c.must("bdev_nvme_attach_controller", attach(nil), nil)
-}
-
-// An attach completes although its response is lost.
-func TestAttachCompletesWhenResponseIsLost(t *testing.T) {
-	n := NewNetwork(nil)
-	n.Put(volume(Namespace{ID: 1}))
-	p := startProcess(t, n, Config{})
-	p.Inject(Fault{Method: "bdev_nvme_attach_controller", Times: 1, Then: Drop})
-	if _, err := dial(t, p).try("bdev_nvme_attach_controller", attach(nil)); err == nil || isTimeout(err) {
-		t.Fatalf("the answer is not lost: %v", err)
-	}
-	c := dial(t, p)
-	c.must("bdev_get_bdevs", with{"name": "nv0n1"}, nil)
-	c.refused(-114, "bdev_nvme_attach_controller", attach(nil))
-}
-
-// A client that disconnects does not cancel its request.
-func TestAttachContinuesWithoutItsClient(t *testing.T) {
-	clock := newClock()
-	n := NewNetwork(clock.Now)
-	n.Put(volume(Namespace{ID: 1}))
-	p := startProcess(t, n, Config{Timing: MeasuredTiming()})
-	gone := dial(t, p)
-	text := testkit.Value(json.Marshal(with{"id": 1, "method": "bdev_nvme_attach_controller", "params": attach(nil)}))(t)
-	gone.send(string(text))
-	gone.Close()
-	// The clock advances only after the attach waits.
-	testkit.Eventually(t, "the attach waits", n.awaited)
-	c := dial(t, p)
-	n.during(clock, func() { c.must("bdev_get_bdevs", with{"name": "nv0n1", "timeout": 60_000}, nil) })
-}
-
 func TestFaults(t *testing.T) {
 	clock := newClock()
 	n := NewNetwork(clock.Now)
@@ -168,51 +119,6 @@ func TestFaultsCountRequests(t *testing.T) {
 	}
 	if p.Forget(); len(p.Calls())+len(p.Counts()) != 0 {
 		t.Error("calls that were forgotten")
-	}
-}
-
-// A slow response does not delay others, not even on its own connection.
-func TestResponsesOutOfOrder(t *testing.T) {
-	clock := newClock()
-	n := NewNetwork(clock.Now)
-	n.SetReach(at("4420"), Silent)
-	c := dial(t, startProcess(t, n, Config{}))
-	text := testkit.Value(json.Marshal(with{"id": "slow", "method": "bdev_nvme_attach_controller", "params": attach(nil)}))(t)
-	c.send(string(text))
-	c.must("spdk_get_version", nil, nil)
-	n.during(clock, func() {
-		r, err := c.receive()
-		if err != nil || string(r.ID) != `"slow"` || r.Error == nil || r.Error.Code != -5 {
-			t.Errorf("answer %+v, %v", r, err)
-		}
-	})
-}
-
-// Of two equal concurrent attaches, one creates the controller.
-func TestConcurrentAttachesCreateOneController(t *testing.T) {
-	clock := newClock()
-	n := NewNetwork(clock.Now)
-	n.Put(volume(Namespace{ID: 1}))
-	p := startProcess(t, n, Config{Timing: MeasuredTiming()})
-	var codes [2]int
-	n.during(clock, func() {
-		var both sync.WaitGroup
-		for i := range codes {
-			c := dial(t, p)
-			both.Go(func() {
-				r, err := c.try("bdev_nvme_attach_controller", attach(nil))
-				if err != nil {
-					t.Error(err)
-				} else if r.Error != nil {
-					codes[i] = r.Error.Code
-				}
-			})
-		}
-		both.Wait()
-	})
-	slices.Sort(codes[:])
-	if codes != [2]int{-114, 0} {
-		t.Errorf("codes %v", codes)
 	}
 }
 

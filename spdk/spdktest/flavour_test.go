@@ -49,44 +49,6 @@ func TestMethodsAndVersions(t *testing.T) {
 	}
 }
 
-func TestForkTransport(t *testing.T) {
-	n := NewNetwork(nil)
-	n.Put(volume(Namespace{ID: 1}))
-	fork := dial(t, startProcess(t, n, Config{Flavour: Fork}))
-	fork.must("bdev_nvme_attach_controller", attach(with{"trtype": "NVDA_TCP"}), nil)
-	var shown []struct {
-		Driver struct {
-			NVMe []struct{ Trid struct{ Trtype string } }
-		} `json:"driver_specific"`
-	}
-	fork.must("bdev_get_bdevs", with{"name": "nv0n1"}, &shown)
-	if got := shown[0].Driver.NVMe[0].Trid.Trtype; got != "NVDA_TCP" {
-		t.Errorf("trtype %s", got)
-	}
-	fork.refused(-32603, "bdev_nvme_attach_controller", attach(with{"dhchap_key": "k"}))
-	upstream := dial(t, startProcess(t, n, Config{}))
-	upstream.refused(-19, "bdev_nvme_attach_controller", attach(with{"trtype": "NVDA_TCP"}))
-}
-
-func TestForkFsdevs(t *testing.T) {
-	c := dial(t, startProcess(t, NewNetwork(nil), Config{Flavour: Fork, Root: t.TempDir()}))
-	c.must("fsdev_aio_create", with{"name": "fs0", "root_path": "/"}, nil)
-	type shown struct {
-		Name   string
-		Module struct {
-			Root string `json:"root_path"`
-		} `json:"module_specific"`
-	}
-	var all []shown
-	c.must("fsdev_get_fsdevs", nil, &all)
-	var one shown // an object, not a list
-	c.must("fsdev_get_fsdevs", with{"name": "fs0"}, &one)
-	if len(all) != 1 || all[0] != one || one.Module.Root != "/" {
-		t.Errorf("all %+v, one %+v", all, one)
-	}
-	c.refused(-19, "fsdev_get_fsdevs", with{"name": "fs1"})
-}
-
 func TestKeyring(t *testing.T) {
 	root := t.TempDir()
 	for name, mode := range map[string]os.FileMode{"good": 0o600, "open": 0o640} {
@@ -105,48 +67,6 @@ func TestKeyring(t *testing.T) {
 	c.must("bdev_nvme_attach_controller", attach(with{"dhchap_key": "k", "psk": "k"}), nil)
 	c.must("keyring_file_remove_key", with{"name": "k"}, nil)
 	c.refused(-2, "keyring_file_remove_key", with{"name": "k"})
-}
-
-func TestRBD(t *testing.T) {
-	n := NewNetwork(nil)
-	n.PutImage(Image{Pool: "rbd", Name: "img", Size: 1 << 20})
-	c := dial(t, startProcess(t, n, Config{RBD: true}))
-	params := func(more with) with {
-		p := with{"pool_name": "rbd", "rbd_name": "img", "block_size": 512}
-		for k, v := range more {
-			p[k] = v
-		}
-		return p
-	}
-	c.refused(-1, "bdev_rbd_create", params(with{"rbd_name": "absent"}))
-	c.refused(-1, "bdev_rbd_create", params(with{"cluster_name": "c"}))
-	c.must("bdev_rbd_register_cluster", with{"name": "c", "user_id": "cleat", "key_file": "/k"}, nil)
-	c.must("bdev_rbd_create", params(with{"name": "b", "cluster_name": "c"}), nil)
-	c.refused(-17, "bdev_rbd_create", params(with{"name": "b"}))
-	var auto string
-	c.must("bdev_rbd_create", params(nil), &auto)
-	var shown []struct {
-		Blocks int `json:"num_blocks"`
-		Driver struct {
-			RBD struct {
-				Pool string `json:"pool_name"`
-			}
-		} `json:"driver_specific"`
-	}
-	c.must("bdev_get_bdevs", with{"name": auto}, &shown)
-	if auto != "Ceph0" || shown[0].Blocks != 2048 || shown[0].Driver.RBD.Pool != "rbd" {
-		t.Errorf("bdev %s %+v", auto, shown)
-	}
-	c.refused(-1, "bdev_rbd_register_cluster", with{"name": "c"})
-	c.refused(-1, "bdev_rbd_unregister_cluster", with{"name": "c"})
-	c.must("bdev_rbd_get_clusters_info", with{"name": "c"}, nil)
-	c.must("bdev_rbd_get_clusters_info", nil, nil)
-	c.must("bdev_rbd_delete", with{"name": "b"}, nil)
-	c.must("bdev_rbd_unregister_cluster", with{"name": "c"}, nil)
-	c.refused(-1, "bdev_rbd_unregister_cluster", with{"name": "c"})
-	c.refused(-2, "bdev_rbd_get_clusters_info", with{"name": "c"})
-	c.refused(-2, "bdev_rbd_get_clusters_info", nil)
-	c.refused(-19, "bdev_rbd_delete", with{"name": "b"})
 }
 
 func TestIOStat(t *testing.T) {
