@@ -20,7 +20,7 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// site is given by test/vm/cephfs, which runs the suite in a guest: CephFS has
+// site is given by test/vm/ceph, which runs the suite in a guest: CephFS has
 // no double.
 var site = flag.String("site", "", "file with a Ceph cluster (JSON) for the suite")
 

@@ -20,7 +20,7 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// site is given by test/vm/rbd, which runs these tests in a guest.
+// site is given by test/vm/ceph, which runs these tests in a guest.
 var site = flag.String("site", "", "file with a Ceph cluster (JSON) for the suite, instead of a double of the kernel")
 
 func TestMain(m *testing.M) {

@@ -64,7 +64,7 @@ func All() []Feature {
 	}, {
 		Name:    CephFS,
 		Reason:  "the kernel of the test machines has no CephFS",
-		Proved:  "the tests run in guests (test/vm/cephfs)",
+		Proved:  "the tests run in guests (test/vm/ceph)",
 		Present: hasCephFS,
 	}, {
 		Name:       History,

@@ -75,25 +75,13 @@ const unknownNode = "ControllerPublishVolume should fail when the node does not 
 
 func TestSanity(t *testing.T) {
 	cleat := testkit.Build(t, testkit.Cleat)
-	suite := buildSuite(t)
+	suite := testkit.Build(t, testkit.Suite)
 	for _, d := range deployments {
 		t.Run(d.name, func(t *testing.T) {
 			t.Parallel()
 			run(t, cleat, suite, d)
 		})
 	}
-}
-
-func buildSuite(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "suite")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", path, ".")
-	cmd.Dir = filepath.Join(testkit.Root(t), "test", "sanity", "suite")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go build in test/sanity/suite: %v\n%s", err, out)
-	}
-	return path
 }
 
 func run(t *testing.T, cleat, suite string, d deployment) {

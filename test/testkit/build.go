@@ -13,8 +13,12 @@ import (
 	"github.com/cleatproject/cleat/test/tree"
 )
 
-// Cleat is the package of the product's program.
-const Cleat = "./cmd/cleat"
+const (
+	// Cleat is the package of the product's program.
+	Cleat = "./cmd/cleat"
+	// Suite is csi-sanity, a module of its own.
+	Suite = "./test/sanity/suite"
+)
 
 // Root returns the root of the source tree.
 func Root(t testing.TB) string {
@@ -44,9 +48,13 @@ func BuildTo(ctx context.Context, program, pkg string, flags ...string) error {
 	if slices.ContainsFunc(flags, func(f string) bool { return f == "-race" || strings.HasPrefix(f, "ceph,") }) {
 		cgo = "CGO_ENABLED=1"
 	}
+	dir, built := root, pkg
+	if pkg == Suite {
+		dir, built = filepath.Join(root, pkg), "."
+	}
 	// Without debugging information it links in half the time.
-	cmd := exec.CommandContext(ctx, "go", slices.Concat([]string{"build", "-ldflags=-s -w", "-o", program}, flags, []string{pkg})...)
-	cmd.Dir = root
+	cmd := exec.CommandContext(ctx, "go", slices.Concat([]string{"build", "-ldflags=-s -w", "-o", program}, flags, []string{built})...)
+	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), cgo)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("go build %s: %w\n%s", pkg, err, out)

@@ -15,7 +15,7 @@ var hit = regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
 // none is forgotten. It excludes the points of fences and of DPU devices
 // (test/fence and test/dpu check that each of theirs is hit), of engine ceph
 // (test/ceph), of engine/spdk (its own tests), of node/nvme (test/vm/nvme), of
-// node/cephfs (test/vm/cephfs), RemovePoints, those of store.Move, which only the
+// node/cephfs (test/vm/ceph), RemovePoints, those of store.Move, which only the
 // DPU plugin calls, and those of mkfs.Format (mkfs), for volumes whose file
 // systems nodes create.
 func Points(root string) ([]string, error) {

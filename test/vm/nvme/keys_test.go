@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/image"
+	"github.com/cleatproject/cleat/test/vm/nodeservice"
 	"github.com/cleatproject/cleat/test/vm/nvmetcp"
 )
 
@@ -77,10 +78,10 @@ func (r *rig) wantRejected(c *claim) {
 
 // wantNoKey: the driver's files and log do not have the key.
 func (r *rig) wantNoKey(key string) {
-	if out, err := r.Try("grep", "-r", "-l", "-F", key, state); err == nil {
+	if out, err := r.Try("grep", "-r", "-l", "-F", key, nodeservice.State); err == nil {
 		r.Errorf("the key is in %s", out)
 	}
-	if strings.Contains(r.plugin.process.Log(), key) {
+	if strings.Contains(r.Process.Log(), key) {
 		r.Error("the key is in the log of the driver")
 	}
 }

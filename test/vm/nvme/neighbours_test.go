@@ -8,6 +8,7 @@ import (
 
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/image"
+	"github.com/cleatproject/cleat/test/vm/nodeservice"
 	"github.com/cleatproject/cleat/test/vm/nvmetcp"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -35,10 +36,10 @@ func (r *rig) sharedSubsystem() {
 	for _, c := range []struct{ leaves, stays *claim }{{byUUID, byNumber}, {byNumber, byUUID}} {
 		c.leaves.detach()
 		if now := r.controllers(); !slices.Equal(now, controllers) {
-			r.Errorf("controllers after %s was unstaged beside another volume: %v, before %v", c.leaves.id, now, controllers)
+			r.Errorf("controllers after %s was unstaged beside another volume: %v, before %v", c.leaves.ID, now, controllers)
 		}
-		c.stays.write(c.stays.id)
-		c.stays.wantText(c.stays.id)
+		c.stays.write(c.stays.ID)
+		c.stays.wantText(c.stays.ID)
 		c.leaves.attach()
 	}
 	byUUID.wantText("by-uuid")
@@ -73,20 +74,20 @@ func (r *rig) otherPrograms() {
 	r.Run("writer", "-count", "5", disk)
 	ours.attach()
 	ours.write("ours")
-	r.stopPlugin()
-	r.startPlugin()
+	r.Stop()
+	r.Start()
 	ours.wantText("ours")
 	ours.detach()
 	same := r.claim("same-subsystem", "", locator(theirs, theirs.UUID))
 	r.wantRefused(same, codes.FailedPrecondition, controller.Name, other.NQN, "another program")
 	r.Run("writer", "-check", "5", disk)
 	if state := controller.Attribute("state"); state != "live" {
-		r.Errorf("the other program's controller is %s", state)
+		r.Errorf("the other program's controller is %s", nodeservice.State)
 	}
 
 	lost := r.connect(subsystemNQN("ours"), nvmetcp.HostOf(access.HostID(hostNQN)))
-	r.stopPlugin()
-	r.startPlugin()
+	r.Stop()
+	r.Start()
 	if all := r.controllers(); !slices.Equal(all, []string{controller.Name}) {
 		r.Errorf("controllers after the start of the driver: %v; want %s, and not %s", all, controller.Name, lost.Name)
 	}
@@ -105,7 +106,7 @@ func (r *rig) wantRefused(c *claim, code codes.Code, words ...string) {
 	r.Helper()
 	err := c.stage()
 	if status.Code(err) != code {
-		r.Errorf("stage of %s: %v, want code %v", c.id, err, code)
+		r.Errorf("stage of %s: %v, want code %v", c.ID, err, code)
 	}
 	r.wantError(err, words...)
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -13,7 +12,6 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
-	"github.com/cleatproject/cleat/test/tree"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/image"
 )
@@ -38,17 +36,8 @@ func programs(names ...string) (all []string) {
 
 // build builds static programs; cleat has crash points.
 func build(ctx context.Context) error {
-	root, err := tree.Root()
-	if err != nil {
-		return err
-	}
-	suite := exec.CommandContext(ctx, "go", "build", "-ldflags=-s -w", "-o", filepath.Join(built, "suite"), ".")
-	suite.Dir = filepath.Join(root, "test", "sanity", "suite")
-	suite.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := suite.CombinedOutput(); err != nil {
-		return fmt.Errorf("go build in test/sanity/suite: %w\n%s", err, out)
-	}
 	return errors.Join(
+		testkit.BuildTo(ctx, filepath.Join(built, "suite"), testkit.Suite),
 		testkit.BuildTo(ctx, filepath.Join(built, "cleat"), testkit.Cleat, "-tags", "crashpoints"),
 		testkit.BuildTo(ctx, filepath.Join(built, "client"), "./test/vm/nvme/client"),
 		testkit.BuildTo(ctx, filepath.Join(built, "writer"), "./test/vm/pair/writer"),
@@ -70,7 +59,7 @@ func TestNVMe(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, source)
 			r.tests(t, all()...)
-			r.stopPlugin()
+			r.Stop()
 			r.target.Remove()
 			var args []string
 			if soak.Enabled {

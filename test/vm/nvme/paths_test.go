@@ -99,7 +99,7 @@ func (c *claim) wantHealth(reason string) {
 // systems read-only.
 func (r *rig) testModes() {
 	block := r.volume("modes-block", "", 32*mib)
-	block.capability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	block.Capability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
 	block.attach()
 	block.writer("-count", "5")
 	block.detach()
@@ -108,14 +108,14 @@ func (r *rig) testModes() {
 	mounted.attach()
 	mounted.write("shared")
 	mounted.detach()
-	mounted.capability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+	mounted.Capability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
 	mounted.attach()
 	mounted.wantText("shared")
-	if _, err := mounted.Try("touch", mounted.published()+"/new"); err == nil {
+	if _, err := mounted.Try("touch", mounted.Target+"/new"); err == nil {
 		r.Error("a volume of MULTI_NODE_READER_ONLY was written")
 	}
 	mounted.detach()
-	mounted.capability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	mounted.Capability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
 	r.wantError(mounted.stage(), "MULTI_NODE_MULTI_WRITER")
 	block.delete()
 	mounted.delete()

@@ -15,15 +15,16 @@ import (
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/disk"
 	"github.com/cleatproject/cleat/test/vm/image"
+	"github.com/cleatproject/cleat/test/vm/nodeservice"
 	"github.com/cleatproject/cleat/test/vm/nvmetcp"
 )
 
 // reboot is a rig whose driver's state and volumes are on disks.
 type reboot struct {
 	*rig
-	t       *testing.T
-	disks   []*disk.Disk
-	volumes []nvmetcp.Subsystem
+	t      *testing.T
+	disks  []*disk.Disk
+	served []nvmetcp.Subsystem
 }
 
 // TestReboot: the node loses power with volumes in use. The driver starts with
@@ -48,7 +49,7 @@ func newReboot(t *testing.T, source image.Source) *reboot {
 		b.disks = append(b.disks, d)
 	}
 	for i, name := range []string{"kept", "returned"} {
-		b.volumes = append(b.volumes, nvmetcp.Subsystem{
+		b.served = append(b.served, nvmetcp.Subsystem{
 			NQN: subsystemNQN(name), Device: fmt.Sprintf("/dev/vd%c", 'b'+i), UUID: uuid.NewString(), Hosts: []string{hostNQN},
 		})
 	}
@@ -64,24 +65,24 @@ func (b *reboot) boot() {
 		all = append(all, d)
 	}
 	b.rig = bootRig(b.t, b.source, all...)
-	for _, s := range b.volumes {
+	for _, s := range b.served {
 		b.target.Add(s)
 	}
-	b.Run("mkdir", "-p", system)
+	b.Run("mkdir", "-p", nodeservice.System)
 }
 
 // claims are the volumes; the first is kept, the second unstaged.
 func (b *reboot) claims() (kept, returned *claim) {
 	of := func(name string, s nvmetcp.Subsystem) *claim { return b.claim(name, "ext4", locator(s, s.UUID)) }
-	return of("kept", b.volumes[0]), of("returned", b.volumes[1])
+	return of("kept", b.served[0]), of("returned", b.served[1])
 }
 
 func (b *reboot) test() {
 	b.boot()
 	b.Run("mkfs.ext4", "-q", "/dev/vda")
-	b.Run("mount", "-t", "ext4", "/dev/vda", system)
-	b.Run("mkdir", volumes)
-	b.startPlugin()
+	b.Run("mount", "-t", "ext4", "/dev/vda", nodeservice.System)
+	b.Run("mkdir", nodeservice.Volumes)
+	b.Start()
 	kept, returned := b.claims()
 	kept.attach()
 	kept.write("before the power loss")
@@ -90,14 +91,14 @@ func (b *reboot) test() {
 	if got := len(b.records()); got != 2 {
 		b.Fatalf("%d records of two volumes", got)
 	}
-	testkit.Must(b, b.plugin.conn.Close(), b.Guest.LosePower())
+	b.LosePower()
 
 	b.boot()
-	b.Run("mount", "-t", "ext4", "/dev/vda", system)
+	b.Run("mount", "-t", "ext4", "/dev/vda", nodeservice.System)
 	if got := len(b.records()); got != 2 {
 		b.Errorf("%d records after the power loss, want those of two volumes", got)
 	}
-	b.startPlugin()
+	b.Start()
 	b.Await("the end of the old records", func() bool { return len(b.records()) == 0 })
 	kept, returned = b.claims()
 	for _, c := range []*claim{kept, returned} {
@@ -119,19 +120,19 @@ func (b *reboot) test() {
 	returned.wantText("returned")
 	returned.detach()
 	b.wantNothing()
-	for _, s := range b.volumes {
+	for _, s := range b.served {
 		if out, err := b.Try("e2fsck", "-f", "-n", s.Device); err != nil {
 			b.Errorf("the file system of %s: %v\n%s", s.NQN, err, out)
 		}
 	}
-	b.stopPlugin()
+	b.Stop()
 	ctx, cancel := context.WithTimeout(b.Context(), time.Minute)
 	defer cancel()
-	testkit.Must(b, b.plugin.conn.Close(), b.Guest.Shutdown(ctx))
+	testkit.Must(b, b.Conn.Close(), b.Guest.Shutdown(ctx))
 }
 
 // records are the files of attached volumes.
 func (b *reboot) records() []string {
 	b.Helper()
-	return strings.Fields(b.Run("sh", "-c", `ls "$0"/nvme/*.json 2>/dev/null || true`, state))
+	return strings.Fields(b.Run("sh", "-c", `ls "$0"/nvme/*.json 2>/dev/null || true`, nodeservice.State))
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/image"
 	"github.com/cleatproject/cleat/test/vm/kernel"
+	"github.com/cleatproject/cleat/test/vm/nodeservice"
 	"github.com/cleatproject/cleat/test/vm/nvmetcp"
 )
 
@@ -31,16 +32,15 @@ var hostNQN = nvmetcp.HostOf("5b6a1f52-0d3c-4c53-8f6e-00000000000a").NQN
 
 // rig is a guest that is host and target, with the node service.
 type rig struct {
-	*kernel.Kernel
+	*nodeservice.Node
 	source image.Source
 	target *nvmetcp.Target
-	plugin *plugin
 }
 
 func newRig(t *testing.T, source image.Source) *rig {
 	r := bootRig(t, source)
-	r.Run("mkdir", "-p", volumes)
-	r.startPlugin()
+	r.Run("mkdir", "-p", nodeservice.Volumes)
+	r.Start()
 	return r
 }
 
@@ -52,7 +52,7 @@ func bootRig(t *testing.T, source image.Source, disks ...vm.Disk) *rig {
 		Modules: append(append(nvmetcp.TargetModules(), nvmetcp.HostModules()...), "ext4", "xfs", "btrfs"), Tools: image.Filesystems(),
 		Programs: programs("cleat", "suite", "writer", "client"), Lifetime: lifetime(),
 	})
-	r := &rig{Kernel: kernel.Of(t, g), source: source, plugin: &plugin{program: "cleat"}}
+	r := &rig{source: source, Node: nodeservice.New(kernel.Of(t, g), "--engine", "none", "--services", "node", "--node-id", "guest", "--nvme-host-nqn", hostNQN, "--nvme-key-dir", keys)}
 	r.Run("mkdir", "-p", media)
 	r.target = nvmetcp.Serve(r.Kernel, paths[0])
 	r.target.Listen(paths[1])
@@ -62,7 +62,7 @@ func bootRig(t *testing.T, source image.Source, disks ...vm.Disk) *rig {
 // in returns the rig for a subtest.
 func (r *rig) in(t testing.TB) *rig {
 	sub := *r
-	sub.Kernel = &kernel.Kernel{TB: t, Guest: r.Guest}
+	sub.Node = r.Node.In(t)
 	sub.target = r.target.In(sub.Kernel)
 	return &sub
 }
@@ -95,7 +95,7 @@ func (r *rig) wantNothing() {
 		ls /sys/class/nvme
 		grep -e "$0/" -e /dev/nvme /proc/mounts
 		ls -d "$0"/*/target "$1"/nvme/*.json* 2>/dev/null
-		true`, volumes, state)
+		true`, nodeservice.Volumes, nodeservice.State)
 	if left != "" {
 		r.Errorf("left over:\n%s", left)
 	}

@@ -45,12 +45,12 @@ type sabotage struct {
 // testSabotage: the test of kills must fail for a build with a wrong order of
 // steps.
 func (r *rig) testSabotage() {
-	r.stopPlugin()
+	r.Stop()
 	for _, s := range soak.Pick(1, sabotages()) {
 		program := workload.BuildWith(r, s.left)
-		r.plugin.program = "sabotaged"
-		testkit.Must(r, r.Guest.Push(r.Context(), program, path.Join("/usr/bin", r.plugin.program), 0o755))
-		r.startPlugin()
+		r.Program = "sabotaged"
+		testkit.Must(r, r.Guest.Push(r.Context(), program, path.Join("/usr/bin", r.Program), 0o755))
+		r.Start()
 		c := r.volume("sabotaged", "ext4", 32*mib)
 		c.connectAs(volumeHost)
 		testkit.MustFail(r, s.symptom, func(t testing.TB) {
@@ -58,10 +58,10 @@ func (r *rig) testSabotage() {
 			failing.rig = r.in(t)
 			failing.kills(s.kill)
 		})
-		testkit.Must(r, r.plugin.process.Kill(r.Context()))
+		testkit.Must(r, r.Process.Kill(r.Context()))
 		r.Run("sh", "-c", `for c in /sys/class/nvme/*/delete_controller; do [ ! -e $c ] || echo 1 > $c; done`)
-		r.plugin.program = "cleat"
-		r.startPlugin()
+		r.Program = "cleat"
+		r.Start()
 		testkit.Must(r, c.unstage())
 		c.delete()
 	}

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/vm/nodeservice"
 )
 
 // testLostState: the driver's state was deleted while volumes are in use. Their
@@ -28,9 +29,9 @@ func (r *rig) testLostState() {
 	ext4.write("kept")
 	block.writer("-count", fmt.Sprint(blocks))
 	before := len(r.controllers())
-	r.stopPlugin()
-	r.Run("rm", "-r", state)
-	r.startPlugin()
+	r.Stop()
+	r.Run("rm", "-r", nodeservice.State)
+	r.Start()
 
 	if now := len(r.controllers()); now != before-len(paths) {
 		r.Errorf("%d controllers after the start, before %d; those of the unused volume are to be removed", now, before)
@@ -45,7 +46,7 @@ func (r *rig) testLostState() {
 	ext4.wantText("kept")
 	again.attach() // as the kubelet does after its own restart
 	again.wantText("staged again")
-	if mounts := r.Run("grep", "-c", path.Join(volumes, again.id)+"/", "/proc/mounts"); mounts != "2" {
+	if mounts := r.Run("grep", "-c", path.Join(nodeservice.Volumes, again.ID)+"/", "/proc/mounts"); mounts != "2" {
 		r.Errorf("a volume that was staged and published again has %s mounts, want 2", mounts)
 	}
 	for _, c := range []*claim{block, ext4, unused, again} {

@@ -66,18 +66,18 @@ func (r *rig) testTLSKey(c *claim, host, nqn, psk string) {
 	r.wantNoTLSKey()
 
 	// The process is killed before it removes the key.
-	r.stopPlugin()
-	r.startPlugin(crash("nvme.disconnected"))
+	r.Stop()
+	r.Start(crash("nvme.disconnected"))
 	if err := c.stage(); err == nil {
 		r.Fatal("stage without tlshd succeeded")
 	}
-	r.awaitEnd()
+	r.AwaitEnd()
 	stored := r.Run("cat", "/proc/keys")
 	if want := fmt.Sprintf(" psk       NVMe0R01 %s %s: 32", host, nqn); !strings.Contains(stored, want) {
 		r.Errorf("the kernel's keys do not have %q:\n%s", want, stored)
 	}
 	r.wantNoKey(psk)
-	r.startPlugin()
+	r.Start()
 	r.wantNothing()
 	r.wantNoTLSKey()
 }

@@ -1,62 +1,21 @@
-package cephfs
+package ceph
 
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
-	"testing"
 	"time"
 
-	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
-	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/cephnet"
 )
 
-// TestCephFS boots two nodes for all tests.
-func TestCephFS(t *testing.T) {
-	r := newRig(t)
-	t.Run("each node", func(t *testing.T) {
-		for n := range r.nodes {
-			t.Run(fmt.Sprint(n), func(t *testing.T) {
-				t.Parallel()
-				if n == 1 {
-					r.tests(t, subtest{"errors", (*rig).testErrors}, subtest{"kills", (*rig).testKills}, subtest{"volume", (*rig).testVolume}, subtest{"snapshot", (*rig).testSnapshot})
-				}
-				if slices.Contains(soak.Pick(1, []int{0, 1}), n) {
-					vm.GoTest(t, r.nodes[n].Guest, "./node/cephfs", "-test.run=^TestSuite$", "-site="+sitePath)
-				}
-			})
-		}
-	})
-	r.tests(t, subtest{"dpu", (*rig).testDPU}, subtest{"shared", (*rig).testShared}, subtest{"fence", (*rig).testFence}, subtest{"takeover", (*rig).testTakeover}, subtest{"server", (*rig).testServer})
-	for n := range r.nodes {
-		r.in(t).wantNothing(n)
-	}
-}
-
-type subtest struct {
-	name string
-	run  func(*rig)
-}
-
-func (r *rig) tests(t *testing.T, all ...subtest) {
-	for _, s := range all {
-		t.Run(s.name, func(t *testing.T) {
-			begun := time.Now()
-			s.run(r.in(t))
-			fmt.Printf("REPORT: cephfs: %s took %.0f s\n", s.name, time.Since(begun).Seconds())
-		})
-	}
-}
-
 // testErrors: each mistake has its own error, and nothing shows the key.
-func (r *rig) testErrors() {
+func (r *fsRig) testErrors() {
 	const n = 1
 	c := r.claim("errors")
 	other, wrong, noFS, closed := r.site, r.site, r.site, r.site
-	other.User = "other"
+	other.User = "fsother"
 	other.Key = testkit.Value(cluster.User(other.User, "mon", "allow r", "mds", "allow rw path=/volumes/other", "osd", "allow rw tag cephfs data="+fileSystem))(r)
 	wrong.Key = other.Key
 	noFS.FS = "missing"
@@ -68,14 +27,14 @@ func (r *rig) testErrors() {
 	r.describe(n, "/run/wrong.json", wrong)
 	r.describe(n, "/run/fs.json", noFS)
 	r.describe(n, "/run/closed.json", closed)
-	missing := &claim{rig: r, name: "missing", path: c.path + "x"}
+	missing := &directory{fsRig: r, name: "missing", path: c.path + "x"}
 	missing.fails(n, "stage", "not found")
-	c.fails(n, "stage", "capabilities of client.other", "-site", "/run/other.json")
-	c.fails(n, "stage", "refuses client.node", "-site", "/run/wrong.json")
+	c.fails(n, "stage", "capabilities of client.fsother", "-site", "/run/other.json")
+	c.fails(n, "stage", "refuses client.fsnode", "-site", "/run/wrong.json")
 	c.fails(n, "stage", "the file system does not exist", "-site", "/run/fs.json")
 	c.fails(n, "stage", "has not answered", "-site", "/run/closed.json", "-timeout", "4s")
-	own := &claim{rig: r, name: "own", path: "/volumes/" + group + "/cleat-vol-0123456789abcdef0123456789abcdef/01234567-89ab-cdef-0123-456789abcdef"}
-	parent := &claim{rig: r, name: "parent", path: "/volumes/" + group}
+	own := &directory{fsRig: r, name: "own", path: "/volumes/" + group + "/cleat-vol-0123456789abcdef0123456789abcdef/01234567-89ab-cdef-0123-456789abcdef"}
+	parent := &directory{fsRig: r, name: "parent", path: "/volumes/" + group}
 	parent.attach(n) // a directory without a quota
 	parent.run(n, "mkdir -p "+strings.TrimPrefix(own.path, parent.path+"/"))
 	own.fails(n, "stage", "still being copied")
@@ -83,7 +42,7 @@ func (r *rig) testErrors() {
 
 	c.attach(n)
 	k := r.nodes[n]
-	for _, files := range []string{"/proc/self/mountinfo", "/proc/keys", "/proc/*/cmdline", "/proc/*/environ", state + "/cephfs/cephfs.test/*.json"} {
+	for _, files := range []string{"/proc/self/mountinfo", "/proc/keys", "/proc/*/cmdline", "/proc/*/environ", fsState + "/cephfs/cephfs.test/*.json"} {
 		if out, err := k.Try("sh", "-c", `cat `+files+` 2>/dev/null | grep -a -c -F "$0"`, r.site.Key); err == nil {
 			r.Errorf("the key is in %s: %s lines", files, out)
 		}
@@ -96,7 +55,7 @@ func (r *rig) testErrors() {
 }
 
 // testVolume: quota, usage, growth, mount group, and a node whose state is lost.
-func (r *rig) testVolume() {
+func (r *fsRig) testVolume() {
 	const n = 1
 	c := r.claim("volume")
 	c.flags = []string{"-group", "1234", "-flags", "noexec"}
@@ -125,13 +84,13 @@ func (r *rig) testVolume() {
 	if out := c.call(n, "health"); out != "null" {
 		r.Errorf("health: %s", out)
 	}
-	r.nodes[n].Run("sh", "-c", "rm "+state+"/node.db && rm "+state+"/cephfs/cephfs.test/*.json")
+	r.nodes[n].Run("sh", "-c", "rm "+fsState+"/node.db && rm "+fsState+"/cephfs/cephfs.test/*.json")
 	c.detach(n)
 	r.wantNothing(n)
 }
 
 // testSnapshot: a directory in a snapshot is read only.
-func (r *rig) testSnapshot() {
+func (r *fsRig) testSnapshot() {
 	const n = 1
 	c := r.claim("source")
 	c.attach(n)
@@ -141,7 +100,7 @@ func (r *rig) testSnapshot() {
 	inside := strings.TrimSpace(c.run(n, "ls .snap"))
 	root := strings.TrimPrefix(c.path, "/volumes/"+group+"/"+c.name)
 	for i, path := range []string{c.path + "/.snap/" + inside, "/volumes/" + group + "/" + c.name + "/.snap/s" + root} {
-		s := &claim{rig: r, name: fmt.Sprintf("snapshot%d", i), path: path}
+		s := &directory{fsRig: r, name: fmt.Sprintf("snapshot%d", i), path: path}
 		s.fails(n, "stage", "ReadOnlyMany")
 		s.flags = []string{"-read-only"}
 		s.attach(n)
@@ -159,7 +118,7 @@ func (r *rig) testSnapshot() {
 }
 
 // testShared: both nodes read what the other has written.
-func (r *rig) testShared() {
+func (r *fsRig) testShared() {
 	c := r.claim("shared")
 	for n := range r.nodes {
 		c.attach(n)
@@ -180,7 +139,7 @@ func (r *rig) testShared() {
 }
 
 // testFence fences a client by the node's address, and another by its instance.
-func (r *rig) testFence() {
+func (r *fsRig) testFence() {
 	for n := range r.nodes {
 		c := r.claim(fmt.Sprintf("fenced%d", n))
 		c.attach(n)
@@ -190,7 +149,7 @@ func (r *rig) testFence() {
 		}
 		c.run(n, "(while echo x >> log; do sleep 0.1; done 2> /run/writer.err; echo ended >> /run/writer.err) > /dev/null 2>&1 < /dev/null &")
 		r.nodes[n].Await("the writer writes", func() bool { return c.run(n, "cat log 2> /dev/null | wc -c") != "0" })
-		r.nodes[n].Run("sh", "-c", "cd "+paths+"/"+c.name+"/staging && (exec unshare -m sleep 1000 > /dev/null 2>&1 < /dev/null &)")
+		r.nodes[n].Run("sh", "-c", "cd "+fsPaths+"/"+c.name+"/staging && (exec unshare -m sleep 1000 > /dev/null 2>&1 < /dev/null &)")
 		begun := time.Now()
 		r.fence("add", entry)
 		r.nodes[n].Await("the writer fails", func() bool { return strings.Contains(r.nodes[n].Read("/run/writer.err"), "ended") })
@@ -222,13 +181,13 @@ func (r *rig) testFence() {
 
 // testTakeover: node 0 is disconnected with writes that are not synced, and
 // fenced. Node 1 reads what was synced, and node 0 never writes again.
-func (r *rig) testTakeover() {
+func (r *fsRig) testTakeover() {
 	c := r.claim("takeover")
 	c.attach(0)
 	c.run(0, "echo synced > file && sync")
 	instance, address := c.instance(0), cephnet.GuestAddress(0).String()
 	r.nodes[0].Run("sh", "-c", "(exec >> "+c.target()+"/file; echo unsynced; sleep 1000) 2> /dev/null < /dev/null &")
-	cephnet.Disconnect(r.nodes[0], 0, true)
+	cephnet.Disconnect(r.nodes[0].Kernel, 0, true)
 	begun := time.Now()
 	r.fence("add", address)
 	r.fence("add", instance)
@@ -239,7 +198,7 @@ func (r *rig) testTakeover() {
 	c.run(1, "echo taken > file && sync")
 	taken := time.Since(begun)
 	c.fails(0, "unstage", "still published", "-timeout", "4s")
-	cephnet.Disconnect(r.nodes[0], 0, false)
+	cephnet.Disconnect(r.nodes[0].Kernel, 0, false)
 	r.nodes[0].Await("node 0 knows that it is fenced", func() bool { return strings.Contains(c.call(0, "inspect"), "has fenced") })
 	if _, err := r.nodes[0].Try("sh", "-c", "echo late > "+c.target()+"/file"); err == nil {
 		r.Error("node 0 writes after it was fenced")
@@ -260,7 +219,7 @@ func (r *rig) testTakeover() {
 
 // testServer stops the metadata server. Calls answer within their bound, and all
 // goes on when it is back.
-func (r *rig) testServer() {
+func (r *fsRig) testServer() {
 	const n = 0
 	c := r.claim("server")
 	gone := r.claim("gone")
@@ -280,7 +239,7 @@ func (r *rig) testServer() {
 	}
 	c.fails(n, "stats", "for the Ceph cluster")
 	gone.fails(n, "unstage", "Ceph cluster", "-timeout", "4s")
-	fresh := &claim{rig: r, name: "fresh", path: "/volumes/" + group}
+	fresh := &directory{fsRig: r, name: "fresh", path: "/volumes/" + group}
 	fresh.fails(n, "stage", "", "-timeout", "4s")
 	without := time.Since(begun)
 	testkit.Must(r, cluster.StartMDS())

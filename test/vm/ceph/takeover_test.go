@@ -1,4 +1,4 @@
-package rbd
+package ceph
 
 import (
 	"encoding/json"
@@ -33,12 +33,12 @@ func (r *rig) testTakeovers() {
 func (r *rig) takeover(name string, lost, next int, replace bool) {
 	c := r.claim(name, "", 64*mib)
 	c.attach(lost)
-	old, granted := c.target(), c.grants[lost]
+	old, granted := c.Target, c.grants[lost]
 	instance := r.nodes[lost].Run("sh", "-c", "cat /sys/bus/rbd/devices/*/client_addr") // of its only device
 	log := "/run/" + name + ".log"                                                      // the output of a process reaches the host later
 	w := testkit.Value(r.nodes[lost].Guest.Start(r.Context(), vm.Command{Argv: []string{"sh", "-c", `exec writer "$0" > "$1"`, old, log}}))(r)
 	r.nodes[lost].Await("the writer writes", func() bool { return r.lines(lost, log) >= 100 })
-	cephnet.Disconnect(r.nodes[lost], lost, true)
+	cephnet.Disconnect(r.nodes[lost].Kernel, lost, true)
 	address := cephnet.GuestAddress(lost).String()
 	begun := time.Now()
 	r.fence("add", address)
@@ -54,18 +54,18 @@ func (r *rig) takeover(name string, lost, next int, replace bool) {
 		r.Errorf("ControllerPublishVolume to a fenced node: %v", err)
 	}
 	c.attach(next)
-	r.check(next, c.target(), 1, count)
+	r.check(next, c.Target, 1, count)
 	// The cluster can have executed the write in flight before the fence. Its
 	// answer then reaches the lost node when that returns.
 	visible := count
-	if _, err := r.nodes[next].Try("writer", "-check", fmt.Sprint(count+1), c.target()); err == nil {
+	if _, err := r.nodes[next].Try("writer", "-check", fmt.Sprint(count+1), c.Target); err == nil {
 		visible++
 	}
 	const seed, beyond = 2, 64
-	r.run(next, "-seed", fmt.Sprint(seed), "-count", fmt.Sprint(count+beyond), c.target())
+	r.run(next, "-seed", fmt.Sprint(seed), "-count", fmt.Sprint(count+beyond), c.Target)
 	taken := time.Since(begun)
 
-	cephnet.Disconnect(r.nodes[lost], lost, false)
+	cephnet.Disconnect(r.nodes[lost].Kernel, lost, false)
 	select {
 	case <-w.Done():
 		r.nodes[lost].WantErrno(w.Err(), syscall.EIO)
@@ -76,7 +76,7 @@ func (r *rig) takeover(name string, lost, next int, replace bool) {
 	if all := r.lines(lost, log); all > visible {
 		r.Errorf("the next node saw %d writes of the lost one, of which %d were acknowledged before the fence and %d later", visible, count, all-count)
 	}
-	r.check(next, c.target(), seed, count+beyond)
+	r.check(next, c.Target, seed, count+beyond)
 	r.wantDead(lost, old)
 
 	// The address returns to use while the old device still exists.
@@ -84,7 +84,7 @@ func (r *rig) takeover(name string, lost, next int, replace bool) {
 	r.wantBlocked(address+":0/0", false)
 	r.wantBlocked(instance, true)
 	r.wantDead(lost, old)
-	r.check(next, c.target(), seed, count+beyond)
+	r.check(next, c.Target, seed, count+beyond)
 	c.grants[lost] = granted // of calls that were on their way
 	c.wantRefused(lost, "published at "+old)
 	testkit.Must(r, c.unpublish(lost))
@@ -95,7 +95,7 @@ func (r *rig) takeover(name string, lost, next int, replace bool) {
 		c.unstageDead(lost)
 		c.attach(lost) // a new client
 	}
-	r.check(lost, c.target(), seed, count+beyond)
+	r.check(lost, c.Target, seed, count+beyond)
 	c.detach(lost)
 	c.delete()
 	fmt.Printf("REPORT: rbd: takeover from node %d after %d acknowledged writes: fenced after %.1f s, the other node had written everything after %.1f s, the fenced writer failed after %.1f s\n",
@@ -133,7 +133,7 @@ func (c *claim) wantRefused(n int, use string) {
 	}
 	ctx, cancel := c.call()
 	defer cancel()
-	health, err := c.node(n).NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: c.volume.GetVolumeId()})
+	health, err := c.nodes[n].Client().NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: c.ID})
 	if err != nil || !strings.Contains(health.String(), "DeviceLost") {
 		c.Errorf("health of a volume with a fenced device: %v, %v", health, err)
 	}

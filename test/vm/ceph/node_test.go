@@ -1,56 +1,23 @@
-package rbd
+package ceph
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
-	"time"
 
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/cephnet"
+	"github.com/cleatproject/cleat/test/vm/nodeservice"
 )
 
 // testSanity runs csi-sanity's specs of the node service in a guest, with the
 // controller on the host.
 func (r *rig) testSanity() {
-	const n, report = 1, "/run/sanity.json"
-	k := r.nodes[n]
-	ctx, cancel := context.WithTimeout(r.Context(), 5*time.Minute)
-	defer cancel()
-	out, err := k.Guest.Run(ctx, "suite", "-endpoint=unix://"+socket, "-controllerendpoint=dns:///"+r.forward(r.controller.Socket),
-		"-mountdir="+paths+"/sanity-mount", "-stagingdir="+paths+"/sanity-staging",
-		"-ginkgo.focus=Node Service", "-ginkgo.json-report="+report, "-ginkgo.no-color")
-	if err != nil {
-		r.Errorf("csi-sanity: %v\n%s", err, out)
-	}
-	var suites []struct {
-		SpecReports []struct {
-			ContainerHierarchyTexts []string
-			LeafNodeText, State     string
-			Failure                 struct{ Message string }
-		}
-	}
-	testkit.Must(r, json.Unmarshal([]byte(k.Read(report)), &suites))
-	count := map[string]int{}
-	for _, s := range suites {
-		for _, one := range s.SpecReports {
-			if !slices.ContainsFunc(one.ContainerHierarchyTexts, func(text string) bool { return strings.HasPrefix(text, "Node Service") }) {
-				continue // also skipped
-			}
-			if count[one.State]++; one.State != "passed" {
-				r.Errorf("csi-sanity: %v %s: %s: %s", one.ContainerHierarchyTexts, one.LeafNodeText, one.State, one.Failure.Message)
-			}
-		}
-	}
-	if count["passed"] < 25 {
-		r.Errorf("csi-sanity: %v", count)
-	}
-	fmt.Printf("REPORT: rbd: csi-sanity node %v\n", count)
+	const n = 1
+	r.nodes[n].Sanity(r.forward(r.controller.Socket), "")
 	r.wantNothing(n)
 }
 
@@ -84,16 +51,16 @@ func (r *rig) testLostState() {
 	const n = 1
 	block, ext4 := r.claim("lost-block", "", 64*mib), r.claim("lost-ext4", "ext4", 64*mib)
 	for _, c := range []*claim{block, ext4} {
-		was := volumes + "/" + c.volume.GetVolumeContext()["imageName"]
+		was := volumes + "/" + c.Locator["imageName"]
 		for _, args := range [][]string{{"deep", "cp", "--no-progress", was, was + "-copy"}, {"rm", "--no-progress", was}, {"mv", was + "-copy", was}} {
 			testkit.Value(cluster.RBD(args...))(r)
 		}
 	}
 	block.attach(n)
 	ext4.attach(n)
-	r.stopPlugin(n)
-	r.nodes[n].Run("rm", "-r", state)
-	r.startPlugin(n)
+	r.nodes[n].Stop()
+	r.nodes[n].Run("rm", "-r", nodeservice.State)
+	r.nodes[n].Start()
 	for _, c := range []*claim{block, ext4} {
 		c.detach(n)
 		c.delete()
@@ -108,16 +75,16 @@ func (r *rig) testPowerLoss() {
 	block, ext4 := r.claim("power-block", "", 64*mib), r.claim("power-ext4", "ext4", 64*mib)
 	block.attach(n)
 	ext4.attach(n)
-	r.nodes[n].Run("sh", "-c", `echo kept > "$0"/file && sync`, ext4.target())
-	w := r.writer(n, block.target())
+	r.nodes[n].Run("sh", "-c", `echo kept > "$0"/file && sync`, ext4.Target)
+	w := r.writer(n, block.Target)
 	r.awaitWrites(n, w, 100)
-	testkit.Must(r, r.nodes[n].Guest.LosePower())
+	r.nodes[n].LosePower()
 	<-w.Done()
 	count := acknowledged(w)
 
 	r.boot(n)
 	r.startNode(n)
-	for line := range strings.Lines(r.plugins[n].process.Log()) {
+	for line := range strings.Lines(r.nodes[n].Process.Log()) {
 		if strings.Contains(line, "level=ERROR") || strings.Contains(line, "level=WARN") {
 			r.Errorf("log of the start after a power loss: %s", line)
 		}
@@ -129,8 +96,8 @@ func (r *rig) testPowerLoss() {
 		c.rig = r // its guest is another one
 		testkit.Must(r, c.stage(n), c.publish(n))
 	}
-	r.check(n, block.target(), 1, count)
-	if text := r.nodes[n].Read(ext4.target() + "/file"); text != "kept" {
+	r.check(n, block.Target, 1, count)
+	if text := r.nodes[n].Read(ext4.Target + "/file"); text != "kept" {
 		r.Errorf("the file has %q", text)
 	}
 	block.detach(n)

@@ -1,4 +1,4 @@
-package cephfs
+package ceph
 
 import (
 	"encoding/json"
@@ -12,7 +12,7 @@ import (
 
 // testDPU: cleat dpu mounts a volume by the locator of CreateVolume, which names
 // neither user nor key, beside a node.
-func (r *rig) testDPU() {
+func (r *fsRig) testDPU() {
 	c, k := r.claim("dpu"), r.nodes[0]
 	k.Run("mkdir", "-p", "/run/ceph", "/run/keys", "/run/volumes")
 	var monitors []string

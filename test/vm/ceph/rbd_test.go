@@ -1,4 +1,4 @@
-package rbd
+package ceph
 
 import (
 	"fmt"
@@ -6,43 +6,59 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/cephnet"
 )
 
-// TestRBD boots two nodes for all tests.
-func TestRBD(t *testing.T) {
+// TestCeph boots two nodes for all tests.
+func TestCeph(t *testing.T) {
 	r := newRig(t)
+	fs := newFSRig(r)
 	t.Run("each node", func(t *testing.T) {
 		t.Run("0", func(t *testing.T) {
 			t.Parallel()
 			vm.GoTest(t, r.nodes[0].Guest, "./node/rbd", "-test.run=^TestSuite$", "-site="+sitePath)
-			r.tests(t, subtest{"secret", (*rig).testSecret}, subtest{"errors", (*rig).testErrors}, subtest{"kills", (*rig).testKills})
+			run(t, r, test{"secret", (*rig).testSecret}, test{"errors", (*rig).testErrors}, test{"kills", (*rig).testKills})
+			vm.GoTest(t, r.nodes[0].Guest, "./node/cephfs", "-test.run=^TestSuite$", "-site="+fsSite)
 		})
 		t.Run("1", func(t *testing.T) {
 			t.Parallel()
-			r.tests(t, subtest{"disconnect", (*rig).testDisconnect}, subtest{"sanity", (*rig).testSanity}, subtest{"lost state", (*rig).testLostState})
+			run(t, r, test{"disconnect", (*rig).testDisconnect}, test{"sanity", (*rig).testSanity}, test{"lost state", (*rig).testLostState})
+			run(t, fs, fsTest{"errors", (*fsRig).testErrors}, fsTest{"kills", (*fsRig).testKills}, fsTest{"volume", (*fsRig).testVolume}, fsTest{"snapshot", (*fsRig).testSnapshot})
+			if soak.Enabled {
+				vm.GoTest(t, r.nodes[1].Guest, "./node/cephfs", "-test.run=^TestSuite$", "-site="+fsSite)
+			}
 		})
 	})
-	r.tests(t, subtest{"restarts", (*rig).testRestarts}, subtest{"takeover", (*rig).testTakeovers}, subtest{"attach time", (*rig).testAttachTime})
+	run(t, r, test{"restarts", (*rig).testRestarts}, test{"takeover", (*rig).testTakeovers}, test{"attach time", (*rig).testAttachTime})
+	run(t, fs, fsTest{"dpu", (*fsRig).testDPU}, fsTest{"shared", (*fsRig).testShared}, fsTest{"fence", (*fsRig).testFence},
+		fsTest{"takeover", (*fsRig).testTakeover}, fsTest{"server", (*fsRig).testServer})
 	for n := range r.nodes {
 		r.wantNothing(n)
+		fs.wantNothing(n)
 	}
-	r.tests(t, subtest{"power loss", (*rig).testPowerLoss}) // the last one: its guest ends with it
+	run(t, r, test{"power loss", (*rig).testPowerLoss}) // the last one: its guest ends with it
 }
 
-type subtest struct {
+type subtest[R any] struct {
 	name string
-	run  func(*rig)
+	run  func(R)
 }
 
-func (r *rig) tests(t *testing.T, all ...subtest) {
+type (
+	test   = subtest[*rig]
+	fsTest = subtest[*fsRig]
+)
+
+// run runs subtests of a rig.
+func run[R interface{ In(*testing.T) R }](t *testing.T, r R, all ...subtest[R]) {
 	for _, s := range all {
 		t.Run(s.name, func(t *testing.T) {
 			begun := time.Now()
-			s.run(r.in(t))
-			fmt.Printf("REPORT: rbd: %s took %.0f s\n", s.name, time.Since(begun).Seconds())
+			s.run(r.In(t))
+			fmt.Printf("REPORT: %s took %.0f s\n", t.Name(), time.Since(begun).Seconds())
 		})
 	}
 }
@@ -107,7 +123,7 @@ func (r *rig) testErrors() {
 // fails runs the client for a call that fails, and returns its output. The
 // process can stay until the kernel answers.
 func (r *rig) fails(n int, args ...string) string {
-	p := testkit.Value(r.nodes[n].Guest.Start(r.Context(), vm.Command{Argv: append([]string{"client"}, args...)}))(r)
+	p := testkit.Value(r.nodes[n].Guest.Start(r.Context(), vm.Command{Argv: append([]string{"rbdclient"}, args...)}))(r)
 	r.nodes[n].Await("the client's answer", func() bool { return strings.Contains(p.Log(), "\n") })
 	return strings.TrimSpace(p.Log())
 }
@@ -155,11 +171,11 @@ func (r *rig) testDisconnect() {
 	device := r.attach(n, "disconnected")
 	w := r.writer(n, device)
 	r.awaitWrites(n, w, 50)
-	cephnet.Disconnect(r.nodes[n], n, true)
+	cephnet.Disconnect(r.nodes[n].Kernel, n, true)
 	begun := time.Now()
 	for _, args := range [][]string{{"attach", "other"}, {"detach", "disconnected"}} {
 		out := r.fails(n, append([]string{"-site", sitePath, "-timeout", "4s"}, args...)...)
-		if args[0] == "attach" && !strings.HasPrefix(out, "unavailable after 4") || args[0] == "detach" && !strings.HasPrefix(out, "unavailable after 4") && !strings.HasPrefix(out, "precondition failed") {
+		if !strings.HasPrefix(out, "unavailable after ") && (args[0] == "attach" || !strings.HasPrefix(out, "precondition failed")) {
 			r.Errorf("%v without a network: %s", args, out)
 		}
 	}
@@ -168,7 +184,7 @@ func (r *rig) testDisconnect() {
 	}
 	time.Sleep(time.Until(begun.Add(time.Minute))) // a minute is what must not lose data
 	before := acknowledged(w)
-	cephnet.Disconnect(r.nodes[n], n, false)
+	cephnet.Disconnect(r.nodes[n].Kernel, n, false)
 	r.awaitWrites(n, w, 50)
 	after := time.Since(begun)
 	testkit.Must(r, w.Kill(r.Context()))

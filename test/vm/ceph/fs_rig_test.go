@@ -1,9 +1,8 @@
-package cephfs
+package ceph
 
 import (
 	"encoding/json"
 	"fmt"
-	"net/netip"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -11,68 +10,45 @@ import (
 
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/testkit/cephtest"
-	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/cephnet"
-	"github.com/cleatproject/cleat/test/vm/kernel"
 )
 
 const (
-	mib      = 1 << 20
-	sitePath = "/run/site.json"
-	paths    = "/vol"
-	state    = "/var/lib/client"
+	fsSite  = "/run/cephfs.json"
+	fsPaths = "/vol"
+	fsState = "/var/lib/client"
 )
 
-// rig is two nodes of a cluster.
-type rig struct {
-	*testing.T
-	nodes [2]*kernel.Kernel
-	site  cephtest.Site
+// fsRig tests node/cephfs on the nodes of a rig.
+type fsRig struct {
+	*rig
+	site cephtest.Site
 }
 
-func newRig(t *testing.T) *rig {
-	r := &rig{T: t, site: cephtest.Site{User: "node", FS: fileSystem}}
-	for _, m := range cluster.LegacyMonitors() {
-		r.site.Monitors = append(r.site.Monitors, testkit.Value(netip.ParseAddrPort(m))(t))
-	}
-	testkit.Value(cluster.Command("fs", "subvolumegroup", "create", fileSystem, group))(t)
-	r.site.Key = testkit.Value(cluster.User(r.site.User, "mon", "allow r fsname="+fileSystem,
-		"mds", fmt.Sprintf("allow rw fsname=%s path=/volumes/%s", fileSystem, group), "osd", "allow rw tag cephfs data="+fileSystem))(t)
-	r.site.Server = cephtest.Serve(t, cephnet.HostAddress, change())
-	slots := vm.ReserveSlots(t, len(r.nodes))
+func newFSRig(r *rig) *fsRig {
+	f := &fsRig{rig: r, site: cephtest.Site{Monitors: r.site.Monitors, User: "fsnode", FS: fileSystem}}
+	testkit.Value(cluster.Command("fs", "subvolumegroup", "create", fileSystem, group))(r)
+	f.site.Key = testkit.Value(cluster.User(f.site.User, "mon", "allow r fsname="+fileSystem,
+		"mds", fmt.Sprintf("allow rw fsname=%s path=/volumes/%s", fileSystem, group), "osd", "allow rw tag cephfs data="+fileSystem))(r)
+	f.site.Server = cephtest.Serve(r, cephnet.HostAddress, changeSubvolumes())
 	for n := range r.nodes {
-		s := spec(n)
-		s.Slots, s.Programs, s.Lifetime = slots, []string{cephnet.Program("client"), cephnet.Program("mounter")}, 30*time.Minute
-		r.nodes[n] = kernel.Of(t, vm.Boot(t, s))
-		cephnet.Connect(r.nodes[n], n)
-		r.describe(n, sitePath, r.site)
+		r.describe(n, fsSite, f.site)
 	}
-	return r
+	return f
 }
 
-// in returns the rig for a subtest.
-func (r *rig) in(t *testing.T) *rig {
-	sub := *r
-	sub.T = t
-	for n, k := range r.nodes {
-		sub.nodes[n] = &kernel.Kernel{TB: t, Guest: k.Guest}
-	}
-	return &sub
-}
+// In returns the rig for a subtest.
+func (r *fsRig) In(t *testing.T) *fsRig { return &fsRig{r.rig.In(t), r.site} }
 
-func (r *rig) describe(n int, path string, s cephtest.Site) {
-	testkit.Must(r, r.nodes[n].Guest.WriteFile(r.Context(), path, testkit.Value(json.Marshal(s))(r), 0o600))
-}
-
-// change changes subvolumes for the tests of node/cephfs in guests.
-func change() func(call, name string, size int64) (string, error) {
+// changeSubvolumes changes subvolumes for the tests of node/cephfs in guests.
+func changeSubvolumes() func(call, name string, size int64) (string, error) {
 	var prefixes atomic.Int64
 	return func(call, name string, size int64) (string, error) {
 		switch call {
 		case "prefix":
 			return fmt.Sprintf("s%d-", prefixes.Add(1)), nil
 		case "create":
-			return create(name, size)
+			return createSubvolume(name, size)
 		case "delete":
 			_, err := cluster.Command("fs", "subvolume", "rm", fileSystem, name, "--group_name", group)
 			return "", err
@@ -84,8 +60,8 @@ func change() func(call, name string, size int64) (string, error) {
 	}
 }
 
-// create creates a subvolume, and returns its directory.
-func create(name string, size int64) (string, error) {
+// createSubvolume creates one, and returns its directory.
+func createSubvolume(name string, size int64) (string, error) {
 	if _, err := cluster.Command("fs", "subvolume", "create", fileSystem, name, "--group_name", group, "--size", fmt.Sprint(size)); err != nil {
 		return "", err
 	}
@@ -93,33 +69,33 @@ func create(name string, size int64) (string, error) {
 	return strings.TrimSpace(out), err
 }
 
-// claim is a volume as an orchestrator uses it.
-type claim struct {
-	*rig
+// directory is a volume as an orchestrator uses it.
+type directory struct {
+	*fsRig
 	name, path string
 	flags      []string // of the client
 }
 
-func (r *rig) claim(name string) *claim {
-	return &claim{rig: r, name: name, path: testkit.Value(create(name, 64*mib))(r)}
+func (r *fsRig) claim(name string) *directory {
+	return &directory{fsRig: r, name: name, path: testkit.Value(createSubvolume(name, 64*mib))(r)}
 }
 
-func (c *claim) target() string { return paths + "/" + c.name + "/target" }
+func (c *directory) target() string { return fsPaths + "/" + c.name + "/target" }
 
 // try makes a call of a node in a process of its own, and returns its output.
-func (c *claim) try(n int, call string, flags ...string) (string, error) {
-	argv := append([]string{"client", "-site", sitePath}, append(c.flags, flags...)...)
+func (c *directory) try(n int, call string, flags ...string) (string, error) {
+	argv := append([]string{"fsclient", "-site", fsSite}, append(c.flags, flags...)...)
 	return c.nodes[n].Try(append(argv, call, c.name, c.path)...)
 }
 
-func (c *claim) call(n int, call string, flags ...string) string {
+func (c *directory) call(n int, call string, flags ...string) string {
 	c.Helper()
 	return testkit.Value(c.try(n, call, flags...))(c)
 }
 
 // fails is try for a call that fails with words in its output, before its
 // timeout.
-func (c *claim) fails(n int, call, words string, flags ...string) {
+func (c *directory) fails(n int, call, words string, flags ...string) {
 	c.Helper()
 	const bound = 50 * time.Second
 	begun := time.Now()
@@ -129,30 +105,30 @@ func (c *claim) fails(n int, call, words string, flags ...string) {
 	}
 }
 
-func (c *claim) attach(n int) {
+func (c *directory) attach(n int) {
 	c.Helper()
 	c.call(n, "stage")
 	c.call(n, "publish")
 }
 
-func (c *claim) detach(n int) {
+func (c *directory) detach(n int) {
 	c.Helper()
 	c.call(n, "unpublish")
 	c.call(n, "unstage")
 }
 
-func (c *claim) run(n int, script string) string {
+func (c *directory) run(n int, script string) string {
 	c.Helper()
 	return c.nodes[n].Run("sh", "-c", "cd "+c.target()+" && "+script)
 }
 
 // wantNothing: a node has no mount, client or path of a volume.
-func (r *rig) wantNothing(n int) {
+func (r *fsRig) wantNothing(n int) {
 	r.Helper()
 	for _, s := range []string{
 		"grep ' ceph ' /proc/self/mountinfo || true",
-		"ls -d " + paths + "/*/target 2>/dev/null || true",
-		"ls " + state + "/cephfs/cephfs.test 2>/dev/null || true",
+		"ls -d " + fsPaths + "/*/target 2>/dev/null || true",
+		"ls " + fsState + "/cephfs/cephfs.test 2>/dev/null || true",
 		"mkdir -p /run/debug; mount -t debugfs none /run/debug; ls /run/debug/ceph; umount /run/debug",
 	} {
 		if out := r.nodes[n].Run("sh", "-c", s); out != "" {
@@ -162,13 +138,13 @@ func (r *rig) wantNothing(n int) {
 }
 
 // fence adds an entry to the blocklist, or removes it.
-func (r *rig) fence(verb, entry string) {
+func (r *fsRig) fence(verb, entry string) {
 	r.Helper()
 	testkit.Value(cluster.Command("osd", "blocklist", verb, entry))(r)
 }
 
 // instance returns the client of a volume on a node, as the controller finds it.
-func (c *claim) instance(n int) string {
+func (c *directory) instance(n int) string {
 	c.Helper()
 	var sessions []struct {
 		Entity struct {

@@ -1,4 +1,4 @@
-package rbd
+package ceph
 
 import (
 	"encoding/json"
@@ -19,6 +19,7 @@ import (
 	"github.com/cleatproject/cleat/test/vm/cephnet"
 	"github.com/cleatproject/cleat/test/vm/disk"
 	"github.com/cleatproject/cleat/test/vm/kernel"
+	"github.com/cleatproject/cleat/test/vm/nodeservice"
 )
 
 const (
@@ -31,8 +32,7 @@ const (
 // rig is two nodes of a cluster.
 type rig struct {
 	*testing.T
-	nodes      [2]*kernel.Kernel
-	plugins    [2]*plugin
+	nodes      [2]*nodeservice.Node
 	controller *driver.Process
 	addons     string // endpoint of the controller
 	slots      *vm.Slots
@@ -53,7 +53,6 @@ func newRig(t *testing.T) *rig {
 	r.disk = testkit.Open(disk.Open(disk.Spec{Path: filepath.Join(t.TempDir(), "disk"), Size: 128 * mib, Survival: disk.SurviveNone}))(t)
 	r.slots = vm.ReserveSlots(t, len(r.nodes))
 	for n := range r.nodes {
-		r.plugins[n] = &plugin{}
 		r.boot(n)
 	}
 	r.nodes[0].Run("mkfs.ext4", "-q", "/dev/vda")
@@ -66,22 +65,27 @@ func newRig(t *testing.T) *rig {
 // boot boots a node. Node 0 has a disk for the state of its plugin.
 func (r *rig) boot(n int) {
 	s := spec(n)
-	s.Slots, s.Programs = r.slots, []string{cephnet.Program("client"), cephnet.Program("writer"), cephnet.Program("cleat"), cephnet.Program("suite")}
+	s.Slots = r.slots
+	for _, p := range inGuests() {
+		s.Programs = append(s.Programs, cephnet.Program(p))
+	}
 	if n == 0 {
 		testkit.Must(r, r.disk.PowerOn())
 		s.Disks = []vm.Disk{r.disk}
 	}
-	r.nodes[n] = kernel.Of(r.T, vm.Boot(r.T, s))
-	cephnet.Connect(r.nodes[n], n)
+	name, address, _ := strings.Cut(r.nodeID(n), "@")
+	r.nodes[n] = nodeservice.New(kernel.Of(r.T, vm.Boot(r.T, s)), "--engine", "ceph", "--services", "node", "--node-id", name, "--node-address", address,
+		"--ceph-config", "/etc/ceph.json", "--ceph-secret", "/etc/ceph-secret")
+	cephnet.Connect(r.nodes[n].Kernel, n)
 	r.describe(n, sitePath, r.site)
 }
 
-// in returns the rig for a subtest.
-func (r *rig) in(t *testing.T) *rig {
+// In returns the rig for a subtest.
+func (r *rig) In(t *testing.T) *rig {
 	sub := *r
 	sub.T = t
 	for n, k := range r.nodes {
-		sub.nodes[n] = &kernel.Kernel{TB: t, Guest: k.Guest}
+		sub.nodes[n] = k.In(t)
 	}
 	return &sub
 }
@@ -131,7 +135,7 @@ func (r *rig) image(name string) {
 
 // client runs the client program on a node, with flags before the image.
 func (r *rig) client(n int, args ...string) (string, error) {
-	return r.nodes[n].Try(append([]string{"client", "-site", sitePath}, args...)...)
+	return r.nodes[n].Try(append([]string{"rbdclient", "-site", sitePath}, args...)...)
 }
 
 func (r *rig) attach(n int, image string) (device string) {
