@@ -7,29 +7,13 @@ import (
 
 // IGB is a network card with seven virtual functions (Intel 82576, drivers igb
 // and igbvf) on its own PCI Express port. It needs the emulator of the
-// backports. slot, from 1, must be unique among the IGB and NVMe devices of a
-// guest.
+// backports. slot, from 1, must be unique among the cards of a guest.
 func IGB(slot int) []string {
 	port := fmt.Sprintf("port%d", slot)
 	return []string{
 		"-device", fmt.Sprintf("pcie-root-port,id=%s,chassis=%d,slot=%d", port, slot, slot),
 		"-netdev", fmt.Sprintf("user,id=igb%d,ipv6=off", slot),
 		"-device", fmt.Sprintf("igb,bus=%s,netdev=igb%d,mac=%s", port, slot, mac(0x10+slot)),
-	}
-}
-
-// NVMe is an NVMe controller with four virtual functions on its own PCI Express
-// port; its namespace is the disk. Every emulator has it. Virtual functions
-// need queues, assigned with the Virtualization Management command, before a
-// driver can use them.
-func NVMe(slot int, disk File) []string {
-	port, id := fmt.Sprintf("port%d", slot), fmt.Sprintf("nvme%d", slot)
-	return []string{
-		"-device", fmt.Sprintf("pcie-root-port,id=%s,chassis=%d,slot=%d", port, slot, slot),
-		"-device", "nvme-subsys,id=" + id + "-subsystem",
-		"-device", fmt.Sprintf("nvme,id=%s,bus=%s,serial=%s,subsys=%s-subsystem,sriov_max_vfs=4,sriov_vq_flexible=8,sriov_vi_flexible=4,max_ioqpairs=10,msix_qsize=10", id, port, id, id),
-		"-blockdev", disk.node(id + "-disk"),
-		"-device", fmt.Sprintf("nvme-ns,drive=%s-disk,bus=%s,nsid=1,shared=on", id, id),
 	}
 }
 

@@ -3,9 +3,6 @@ package dpu
 import (
 	"encoding/json"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -55,14 +52,8 @@ type rig struct{ *kernel.Kernel }
 
 func newRig(t *testing.T) rig {
 	t.Helper()
-	mounter := filepath.Join(t.TempDir(), "mounter")
-	build := exec.CommandContext(t.Context(), "go", "build", "-ldflags", "-s -w", "-o", mounter, "./mounter")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
 	g := vm.Boot(t, vm.Spec{
-		Name: "dpu", Programs: []string{mounter},
+		Name: "dpu", Programs: []string{testkit.Build(t, "./test/vm/dpu/mounter")},
 		Modules: []string{"nfs", "nfsv3", "nfsv4", "nfsd", "ceph", "nf_tables", "nft_reject_inet"},
 		Tools:   []string{"rpcbind", "exportfs", "rpc.mountd", "rpc.nfsd", "nft", "mount", "umount"},
 	})

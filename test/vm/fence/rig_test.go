@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -70,10 +69,7 @@ type rig struct {
 // newRig boots a target with the disks, and a client.
 func newRig(t *testing.T, disks ...*disk) *rig {
 	t.Helper()
-	bin := t.TempDir()
-	cleat, storm := filepath.Join(bin, "cleat"), filepath.Join(bin, "storm")
-	testkit.Must(t, testkit.BuildTo(t.Context(), cleat, testkit.Cleat, "-ldflags", "-s -w"))
-	build(t, storm, "./storm")
+	cleat, storm := testkit.Build(t, testkit.Cleat), testkit.Build(t, "./test/vm/fence/storm")
 	var files []vm.Disk
 	for i, d := range disks {
 		d.backing = filepath.Join(t.TempDir(), d.name)
@@ -90,15 +86,6 @@ func newRig(t *testing.T, disks ...*disk) *rig {
 	n := r.Node(client)
 	n.Run("ip", "address", "add", netip.PrefixFrom(second, 24).String(), "dev", n.Interface)
 	return r
-}
-
-func build(t *testing.T, path, pkg string) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-ldflags", "-s -w", "-o", path, pkg)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go build %s: %v\n%s", pkg, err, out)
-	}
 }
 
 func (r *rig) at() netip.AddrPort { return netip.AddrPortFrom(r.Node(server).Address, 4420) }

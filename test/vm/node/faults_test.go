@@ -15,6 +15,7 @@ import (
 
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/disk"
+	"github.com/cleatproject/cleat/test/vm/nodeservice"
 )
 
 // testFailedPoolDisk fails all I/O of the pool's disk: health reports show the
@@ -23,13 +24,13 @@ import (
 func testFailedPoolDisk(r *rig) {
 	files, raw, idle := r.create("files", "ext4").attach(), r.create("raw", "").attach(), r.create("idle", "ext4")
 	filesSum, rawSum := files.write(2), raw.write(2)
-	r.run("sync")
+	r.Run("sync")
 	if got := r.storage(); len(got) > 0 {
 		r.Fatalf("before the disk fails: %q", got)
 	}
 
 	restore := r.disk.Fail(disk.Fault{Reads: true, Writes: true, Flushes: true})
-	if out, err := r.guest.Run(r.Context(), "dd", "if=/dev/zero", "of="+files.target+"/other", "bs=1M", "count=1", "conv=fsync"); err == nil {
+	if out, err := r.Guest.Run(r.Context(), "dd", "if=/dev/zero", "of="+files.Target+"/other", "bs=1M", "count=1", "conv=fsync"); err == nil {
 		r.Errorf("a write to the failed disk was synced: %s", out)
 	}
 	r.refusesAll(idle, raw)
@@ -38,17 +39,17 @@ func testFailedPoolDisk(r *rig) {
 
 	// A reboot resets the file systems that the kernel shut down.
 	restore()
-	testkit.Must(r, r.guest.LosePower())
+	r.LosePower()
 	r.boot()
 	r.mount()
-	r.start()
+	r.Start()
 	if got := r.storage(); len(got) > 0 {
 		r.Errorf("pool health after the repair: %q", got)
 	}
 	files.attach().holds(filesSum, 2)
 	raw.attach().holds(rawSum, 2)
 	again := r.create("refused", "ext4")
-	if listed := r.listed(); !slices.Equal(listed, sorted(files.id, raw.id, idle.id, again.id)) {
+	if listed := r.listed(); !slices.Equal(listed, sorted(files.ID, raw.ID, idle.ID, again.ID)) {
 		r.Errorf("listed volumes: got %v, want files, raw, idle and the repeated one", listed)
 	}
 	testkit.Must(r, again.remove())
@@ -67,12 +68,12 @@ func (r *rig) refusesAll(idle, busy *claim) {
 	ctx, cancel := context.WithTimeout(r.Context(), 30*time.Second)
 	defer cancel()
 	_, created := r.controller().CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name: "refused", VolumeCapabilities: []*csi.VolumeCapability{capability("ext4")}, CapacityRange: &csi.CapacityRange{RequiredBytes: leastSize("ext4")}})
+		Name: "refused", VolumeCapabilities: []*csi.VolumeCapability{nodeservice.Capability("ext4")}, CapacityRange: &csi.CapacityRange{RequiredBytes: leastSize("ext4")}})
 	_, expanded := r.controller().ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
-		VolumeId: busy.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * busy.size}, VolumeCapability: capability("")})
-	_, snapshotted := r.controller().CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "refused", SourceVolumeId: busy.id})
+		VolumeId: busy.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * busy.size}, VolumeCapability: nodeservice.Capability("")})
+	_, snapshotted := r.controller().CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "refused", SourceVolumeId: busy.ID})
 	_, modified := r.controller().ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{
-		VolumeId: idle.id, MutableParameters: map[string]string{"readAheadKiB": "256"}})
+		VolumeId: idle.ID, MutableParameters: map[string]string{"readAheadKiB": "256"}})
 	for what, err := range map[string]error{
 		"CreateVolume": created, "ControllerExpandVolume": expanded, "CreateSnapshot": snapshotted, "ControllerModifyVolume": modified,
 		"DeleteVolume": idle.remove(), "NodeStageVolume": idle.stage(),
@@ -109,7 +110,7 @@ func (r *rig) drains(all ...*claim) {
 // the failure.
 func (r *rig) reportsFailure(c *claim) {
 	r.Helper()
-	r.eventually("the node reports failed storage", func() bool { return len(r.storage()) > 0 }) // health is cached for a second
+	r.Await("the node reports failed storage", func() bool { return len(r.storage()) > 0 }) // health is cached for a second
 	all := c.conditions()
 	for _, who := range []string{"controller ", "node "} {
 		if !slices.ContainsFunc(all, func(s string) bool { return strings.HasPrefix(s, who) }) {
@@ -124,7 +125,7 @@ func (r *rig) reportsFailure(c *claim) {
 func (r *rig) readyz() (code int, text string) {
 	r.Helper()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return r.guest.Dial(ctx, "unix", metrics) }}}
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return r.Guest.Dial(ctx, "unix", metrics) }}}
 	request := testkit.Value(http.NewRequestWithContext(r.Context(), http.MethodGet, "http://guest/readyz", nil))(r)
 	answer := testkit.Value(client.Do(request))(r)
 	defer answer.Body.Close()

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/vm/nodeservice"
 )
 
 // TestOutages runs its tests in one guest per file system of the pool.
@@ -21,11 +23,14 @@ func TestOutages(t *testing.T) {
 		t.Run("pool on "+fsType, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, fsType)
+			if fsType == "xfs" {
+				testGrowInUse(t, r)
+			}
 			testFailedPoolDisk(r)
 			if fsType == "xfs" { // takes a snapshot of a volume in use
 				testReboot(r)
 			}
-			r.stop()
+			r.Stop()
 			r.shutdown()
 		})
 	}
@@ -35,8 +40,8 @@ func (r *rig) shutdown() {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(r.Context(), time.Minute)
 	defer cancel()
-	testkit.Must(r, r.guest.Shutdown(ctx))
-	if console := r.guest.Console(); strings.Contains(console, "busy") {
+	testkit.Must(r, r.Conn.Close(), r.Guest.Shutdown(ctx))
+	if console := r.Guest.Console(); strings.Contains(console, "busy") {
 		r.Errorf("file systems were busy at the shutdown:\n%s", console)
 	}
 }
@@ -53,13 +58,15 @@ func testReboot(r *rig) {
 	kept, given, raw := r.create("kept", "ext4").attach(), r.create("given-back", "ext4").attach(), r.create("raw", "").attach()
 	big, grown := r.create("big", "xfs"), r.create("grown", "xfs").attach()
 	testkit.Must(r, big.stage())
-	inline := r.claim("inline", "ext4")
-	inline.ephemeral = true
+	inline := r.claim("inline", "ext4", &csi.Volume{VolumeId: "csi-inline", VolumeContext: map[string]string{
+		"csi.storage.k8s.io/ephemeral": "true", "size": fmt.Sprint(leastSize("ext4")),
+	}})
+	inline.Staging = ""
 	testkit.Must(r, inline.publish())
 	keptSum, rawSum, givenSum, grownSum := kept.write(4), raw.write(4), given.write(2), grown.write(2)
-	answer := testkit.Value(r.controller().CreateSnapshot(r.Context(), &csi.CreateSnapshotRequest{Name: "before", SourceVolumeId: kept.id}))(r)
+	answer := testkit.Value(r.controller().CreateSnapshot(r.Context(), &csi.CreateSnapshotRequest{Name: "before", SourceVolumeId: kept.ID}))(r)
 	files := r.files()
-	for i, down := range []func(){r.shutdown, func() { testkit.Must(r, r.guest.LosePower()) }} {
+	for i, down := range []func(){r.shutdown, func() { r.LosePower() }} {
 		if i > 0 { // the kubelet still has all of them
 			given.attach()
 			testkit.Must(r, big.stage())
@@ -69,13 +76,12 @@ func testReboot(r *rig) {
 			r.Fatalf("got %d loop devices before reboot %d, want 6: %v", got, i, r.loops())
 		}
 		r.grow(grown, 12*mib)
-		testkit.Value(r.node().NodeExpandVolume(r.Context(), &csi.NodeExpandVolumeRequest{
-			VolumeId: grown.id, VolumePath: grown.target, StagingTargetPath: grown.staging, VolumeCapability: capability(grown.fsType)}))(r)
+		testkit.Must(r, grown.Expand(grown.Volume, 0))
 
 		down()
 		r.boot()
 		r.mount()
-		r.start()
+		r.Start()
 
 		r.startedClean()
 		if diff := cmp.Diff(files, r.files()); diff != "" {
@@ -111,17 +117,16 @@ func testReboot(r *rig) {
 	testkit.Must(r, given.unstage())
 	testkit.Must(r, big.unstage())
 	testkit.Must(r, inline.unpublish())
-	if out := r.run("sh", "-c", "ls -d "+given.target+" "+inline.target+" 2>/dev/null || true"); out != "" {
+	if out := r.Run("sh", "-c", "ls -d "+given.Target+" "+inline.Target+" 2>/dev/null || true"); out != "" {
 		r.Errorf("unpublished targets still exist: %s", out)
 	}
 	given.attach().holds(givenSum, 2)
 	restored := testkit.Value(r.controller().CreateVolume(r.Context(), &csi.CreateVolumeRequest{
-		Name: "restored", VolumeCapabilities: []*csi.VolumeCapability{capability("ext4")}, CapacityRange: &csi.CapacityRange{RequiredBytes: kept.size},
+		Name: "restored", VolumeCapabilities: []*csi.VolumeCapability{nodeservice.Capability("ext4")}, CapacityRange: &csi.CapacityRange{RequiredBytes: kept.size},
 		VolumeContentSource: &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
 			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: answer.GetSnapshot().GetSnapshotId()}}},
 	}))(r)
-	copied := r.claim("restored", "ext4")
-	copied.id, copied.context = restored.GetVolume().GetVolumeId(), restored.GetVolume().GetVolumeContext()
+	copied := r.claim("restored", "ext4", restored.GetVolume())
 	copied.attach().holds(keptSum, 4)
 
 	for _, c := range []*claim{kept, raw, grown, given, copied} {
@@ -138,14 +143,14 @@ func testReboot(r *rig) {
 func (r *rig) grow(c *claim, by int64) {
 	r.Helper()
 	answer := testkit.Value(r.controller().ControllerExpandVolume(r.Context(), &csi.ControllerExpandVolumeRequest{
-		VolumeId: c.id, CapacityRange: &csi.CapacityRange{RequiredBytes: c.size + by}, VolumeCapability: capability(c.fsType)}))(r)
+		VolumeId: c.ID, CapacityRange: &csi.CapacityRange{RequiredBytes: c.size + by}, VolumeCapability: nodeservice.Capability(c.fsType)}))(r)
 	c.size = answer.GetCapacityBytes()
 }
 
 // startedClean verifies that the driver logged no warnings or errors.
 func (r *rig) startedClean() {
 	r.Helper()
-	for line := range strings.Lines(r.driver.Log()) {
+	for line := range strings.Lines(r.Process.Log()) {
 		if strings.Contains(line, "level=ERROR") || strings.Contains(line, "level=WARN") {
 			r.Errorf("log of the start after a reboot: %s", line)
 		}

@@ -185,14 +185,3 @@ func (t *Target) Remove() {
 	}
 	t.run(`for host in $1/*; do [ ! -d $host ] || rmdir $host; done`, configfs+"/hosts")
 }
-
-// TargetObjects lists the target objects in the guest's configfs.
-func TargetObjects(k *kernel.Kernel) (all []string) {
-	k.Helper()
-	for _, kind := range []string{"ports", "subsystems", "hosts"} {
-		for _, name := range k.Names(path.Join(configfs, kind)) {
-			all = append(all, kind+"/"+name)
-		}
-	}
-	return all
-}

@@ -71,12 +71,3 @@ func (p *Pair) Boot(i int) *Node {
 
 // Node returns the running guest i.
 func (p *Pair) Node(i int) *Node { return p.nodes[i] }
-
-// Plug connects or disconnects guest i's end of the cable. That guest loses its
-// carrier; the other one only gets no packets.
-func (p *Pair) Plug(i int, in bool) {
-	p.Helper()
-	if _, err := p.nodes[i].Guest.Monitor(p.Context(), "set_link", map[string]any{"name": "cable", "up": in}); err != nil {
-		p.Fatal(err)
-	}
-}

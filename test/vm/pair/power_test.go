@@ -1,11 +1,8 @@
 package pair
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -28,12 +25,10 @@ const (
 // TestPair boots a storage server and its client for all tests.
 func TestPair(t *testing.T) {
 	d := testkit.Open(disk.Open(disk.Spec{Path: filepath.Join(t.TempDir(), "disk"), Size: 256 * mib, Survival: disk.SurviveNone}))(t)
-	cleat := filepath.Join(t.TempDir(), "cleat")
-	testkit.Must(t, testkit.BuildTo(t.Context(), cleat, testkit.Cleat))
 	p := Boot(t,
 		vm.Spec{Name: "server", Disks: []vm.Disk{d}, Modules: nvmetcp.TargetModules()},
-		vm.Spec{Name: "client", Modules: nvmetcp.HostModules(), Programs: []string{buildWriter(t), cleat}})
-	p.testCable(t)
+		vm.Spec{Name: "client", Modules: nvmetcp.HostModules(), Programs: []string{testkit.Build(t, "./test/vm/pair/writer"), testkit.Build(t, testkit.Cleat)}})
+	p.testHostIsUnreachable(t)
 	p.testServerLosesPower(t, d)
 }
 
@@ -131,16 +126,4 @@ func acknowledged(w *vm.Process) int {
 		}
 	}
 	return count
-}
-
-// buildWriter builds the client's writer program.
-func buildWriter(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "writer")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-ldflags", "-s -w", "-o", path, "./writer")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go build writer: %v\n%s", errors.Join(err, t.Context().Err()), out)
-	}
-	return path
 }

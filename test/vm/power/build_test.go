@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"github.com/cleatproject/cleat/test/testkit"
@@ -46,17 +45,4 @@ func run(t *testing.T, name string, args ...string) {
 	if out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput(); err != nil {
 		t.Fatalf("%s %q: %v\n%s", name, args, err, out)
 	}
-}
-
-// buildInside builds the helper program of the guest.
-func buildInside(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "inside")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-ldflags", "-s -w", "-o", path, "./test/vm/power/inside")
-	cmd.Dir = testkit.Root(t)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go build inside: %v\n%s", err, out)
-	}
-	return path
 }

@@ -82,6 +82,9 @@ func TestDriveLosesUnflushedWrites(t *testing.T) {
 		t.Errorf("before the power loss the disk reads %q", got)
 	}
 	testkit.Must(t, g.LosePower())
+	if _, err := g.Run(t.Context(), "true"); err == nil || !strings.Contains(err.Error(), "simulated power loss") {
+		t.Errorf("guest after a power loss: got %v", err)
+	}
 
 	for _, d := range all {
 		testkit.Must(t, d.PowerOn())

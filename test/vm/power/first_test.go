@@ -19,7 +19,7 @@ func TestFirstStartSurvivesPowerLoss(t *testing.T) {
 	seed := number(t, "POWER_SEED", uint64(time.Now().UnixNano()))
 	t.Logf("POWER_SEED=%d", seed)
 	random := rand.New(rand.NewPCG(seed, 3))
-	m := newMachine(t, "first", testkit.Build(t, testkit.Cleat, "-tags", "crashpoints", "-ldflags", "-s -w"), buildInside(t), "ext4", seed, nil, "--pool-image", "2GiB")
+	m := newMachine(t, "first", testkit.Build(t, testkit.Cleat, "-tags", "crashpoints"), testkit.Build(t, "./test/vm/power/inside"), "ext4", seed, nil, "--pool-image", "2GiB")
 	s := workload.NewInstance(workload.Config{
 		Name: "first", Machine: m, Dir: workersDir, Seed: seed, Workers: 3, Reflink: true, Patience: time.Minute, Lean: true,
 	})

@@ -34,7 +34,7 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 	seed := number(t, "POWER_SEED", uint64(time.Now().UnixNano()))
 	t.Logf("POWER_SEED=%d", seed)
 	points := testkit.Value(workload.Points(testkit.Root(t)))(t)
-	cleat, inside := testkit.Build(t, testkit.Cleat, "-tags", "crashpoints", "-ldflags", "-s -w"), buildInside(t)
+	cleat, inside := testkit.Build(t, testkit.Cleat, "-tags", "crashpoints"), testkit.Build(t, "./test/vm/power/inside")
 	slots := vm.ReserveSlots(t, 2)
 	var campaigns []*campaign
 	for i, k := range kinds() {

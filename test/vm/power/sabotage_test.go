@@ -8,6 +8,7 @@ import (
 
 	"github.com/cleatproject/cleat/test/crash/workload"
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/disk"
 )
 
@@ -55,7 +56,7 @@ type sabotage struct {
 // A build without one of the flushes must fail the test.
 func TestSabotageTurnsRed(t *testing.T) {
 	t.Parallel()
-	inside := buildInside(t)
+	inside := testkit.Build(t, "./test/vm/power/inside")
 	for i, s := range soak.Pick(1, sabotages()) {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()

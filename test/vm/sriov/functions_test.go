@@ -1,6 +1,5 @@
-// Package sriov tests virtual functions of real SR-IOV drivers in guests with
-// an IOMMU group per function: the network card igb (QEMU 8.0 or later) and an
-// NVMe disk (any QEMU).
+// Package sriov tests virtual functions of a real SR-IOV driver in guests with
+// an IOMMU group per function: the network card igb (QEMU 8.0 or later).
 package sriov
 
 import (
@@ -12,31 +11,7 @@ import (
 
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/image"
-	"github.com/cleatproject/cleat/test/vm/kernel"
 )
-
-// kind is a device with virtual functions.
-type kind struct {
-	name  string
-	total int // maximum number of virtual functions
-	// driver is the physical function's driver.
-	driver string
-	spec   func(*testing.T) vm.Spec
-	// prepare runs first; own tests what is specific to this kind.
-	prepare, own func(physical)
-}
-
-// TestNVMe tests the virtual functions of an NVMe disk. Those of igb need
-// packages of the backports and are tested in TestHost.
-func TestNVMe(t *testing.T) {
-	t.Parallel()
-	k := nvme()
-	spec := k.spec(t)
-	spec.Name = k.name
-	spec.Modules = append(spec.Modules, "vfio-pci")
-	withIOMMU(&spec)
-	k.test(physicalOf(kernel.Of(t, vm.Boot(t, spec)), k.driver))
-}
 
 // withIOMMU adds an IOMMU: Debian's kernels have no VFIO without one.
 func withIOMMU(spec *vm.Spec) {
@@ -44,23 +19,19 @@ func withIOMMU(spec *vm.Spec) {
 	spec.Devices = append([]string{"-device", "intel-iommu,intremap=off"}, spec.Devices...)
 }
 
-// test tests a card's functions. vfio-pci must be loaded.
-func (k kind) test(p physical) {
+// card tests the card's functions, as the kernel's files show them. vfio-pci must
+// be loaded.
+func (p physical) card() {
 	p.Helper()
+	const total = 7
 	begun := time.Now()
-	k.prepare(p)
-	p.counts(k.total)
-	p.own(k)
-	p.passthrough()
-	fmt.Printf("REPORT: virtual functions: %s, kernel %s: 2 of %d created, used, bound to VFIO and removed in %.1f s\n",
-		k.name, p.Guest.Release(), k.total, time.Since(begun).Seconds())
-}
-
-// own runs the specific test and removes all virtual functions.
-func (p physical) own(k kind) {
-	p.Helper()
-	k.own(p)
+	p.counts(total)
+	p.driverOfItsOwn()
+	p.traffic()
 	p.create(0)
+	p.passthrough()
+	fmt.Printf("REPORT: virtual functions: igb, kernel %s: 2 of %d created, used, bound to VFIO and removed in %.1f s\n",
+		p.Guest.Release(), total, time.Since(begun).Seconds())
 }
 
 // findBackports returns an error if the QEMU with igb is not available.

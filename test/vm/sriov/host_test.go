@@ -4,10 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"path"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -36,7 +33,7 @@ func TestHost(t *testing.T) {
 		t.Parallel()
 		h := bootHost(t, true)
 		h.test(true, h.drivers)
-		igb().test(h.physical) // the card's driver in the same guest
+		h.card()
 	})
 	t.Run("without IOMMU", func(t *testing.T) {
 		t.Parallel()
@@ -47,10 +44,11 @@ func TestHost(t *testing.T) {
 
 // bootHost boots a guest with the card, with or without an IOMMU.
 func bootHost(t *testing.T, iommu bool) configured {
-	spec := igb().spec(t)
-	spec.Name = fmt.Sprintf("host-iommu-%t", iommu)
-	spec.Programs = []string{buildSteps(t)}
-	spec.Extra = []string{"vfio-pci"} // loaded on demand
+	spec := vm.Spec{
+		Name: fmt.Sprintf("host-iommu-%t", iommu), Kernel: image.Backports, Emulator: image.Backports,
+		Modules: []string{"igb", "igbvf"}, Extra: []string{"vfio-pci"}, // which is loaded on demand
+		Tools: []string{"ip"}, Programs: []string{testkit.Build(t, "./test/vm/sriov/steps")}, Devices: vm.IGB(1), // an Intel 82576
+	}
 	if iommu {
 		withIOMMU(&spec)
 	}
@@ -323,16 +321,4 @@ func (h configured) is(address, driver string) {
 	if got := h.Read(path.Join(devices, address, "driver_override")); got != "(null)" {
 		h.Errorf("driver_override of %s: got %q, want none", address, got)
 	}
-}
-
-// buildSteps builds the guest's steps program.
-func buildSteps(t *testing.T) string {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "steps")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-ldflags", "-s -w", "-o", file, "./steps")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go build steps: %v\n%s", err, out)
-	}
-	return file
 }

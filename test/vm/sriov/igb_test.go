@@ -3,29 +3,7 @@ package sriov
 import (
 	"fmt"
 	"path"
-	"testing"
-
-	"github.com/cleatproject/cleat/test/vm"
-	"github.com/cleatproject/cleat/test/vm/image"
 )
-
-// igb is an Intel 82576 network card.
-func igb() kind {
-	return kind{
-		name: "igb", total: 7, driver: "igb",
-		spec: func(*testing.T) vm.Spec {
-			return vm.Spec{
-				Kernel: image.Backports, Emulator: image.Backports, Modules: []string{"igb", "igbvf"}, Tools: []string{"ip"},
-				Devices: vm.IGB(1),
-			}
-		},
-		prepare: func(physical) {},
-		own: func(p physical) {
-			p.driverOfItsOwn()
-			p.traffic()
-		},
-	}
-}
 
 // driverOfItsOwn verifies that new functions become network devices.
 func (p physical) driverOfItsOwn() {
