@@ -33,6 +33,9 @@ func snapshotCases() []badCase {
 		create("snapshot elsewhere", codes.ResourceExhausted, func(_ *world, r createRequest) { r.AccessibilityRequirements = elsewhere }),
 		create("snapshot of another source", codes.AlreadyExists, func(w *world, r createRequest) { r.Name, r.SourceVolumeId = "snap", w.other.GetVolumeId() }),
 		remove("delete snapshot without id", codes.InvalidArgument, func(*world, deleteRequest) {}),
+		remove("delete snapshot with a long id", codes.InvalidArgument, func(_ *world, r deleteRequest) { r.SnapshotId = long }),
+		remove("delete a volume as a snapshot", codes.OK, func(w *world, r deleteRequest) { r.SnapshotId = w.other.GetVolumeId() }),
+		create("snapshot of a snapshot", codes.NotFound, func(w *world, r createRequest) { r.SourceVolumeId = w.snap.GetSnapshotId() }),
 		remove("delete snapshot that never was", codes.OK, func(_ *world, r deleteRequest) { r.SnapshotId = traversal }),
 		remove("delete snapshot of a group", codes.InvalidArgument, func(w *world, r deleteRequest) { r.SnapshotId = w.group.GetSnapshots()[0].GetSnapshotId() }),
 		get("get snapshot without id", codes.InvalidArgument, func(*world, getRequest) {}),
@@ -67,6 +70,7 @@ func groupCases() []badCase {
 		create("group with an invalid policy", codes.InvalidArgument, func(_ *world, r createRequest) { r.Parameters = map[string]string{"deletionPolicy": "Keep"} }),
 		create("group with other members", codes.AlreadyExists, func(_ *world, r createRequest) { r.Name = "group" }),
 		remove("delete group without id", codes.InvalidArgument, func(_ *world, r deleteRequest) { r.GroupSnapshotId = "" }),
+		remove("delete group with a long id", codes.InvalidArgument, func(_ *world, r deleteRequest) { r.GroupSnapshotId = long }),
 		remove("delete group that never was", codes.OK, func(_ *world, r deleteRequest) { r.GroupSnapshotId = traversal }),
 		remove("delete group without members", codes.InvalidArgument, func(*world, deleteRequest) {}),
 		remove("delete group with a foreign member", codes.InvalidArgument, func(w *world, r deleteRequest) {
@@ -102,6 +106,21 @@ func metadataCases() []badCase {
 		}),
 		allocated("allocated, less than none", codes.InvalidArgument, func(w *world) *spec.GetMetadataAllocatedRequest {
 			return &spec.GetMetadataAllocatedRequest{SnapshotId: w.snap.GetSnapshotId(), MaxResults: -1}
+		}),
+		allocated("allocated with a long id", codes.InvalidArgument, func(*world) *spec.GetMetadataAllocatedRequest {
+			return &spec.GetMetadataAllocatedRequest{SnapshotId: long}
+		}),
+		delta("delta without target", codes.InvalidArgument, func(w *world) *spec.GetMetadataDeltaRequest {
+			return &spec.GetMetadataDeltaRequest{BaseSnapshotId: w.snap.GetSnapshotId()}
+		}),
+		delta("delta from what never was", codes.NotFound, func(w *world) *spec.GetMetadataDeltaRequest {
+			return &spec.GetMetadataDeltaRequest{BaseSnapshotId: traversal, TargetSnapshotId: w.snap.GetSnapshotId()}
+		}),
+		delta("delta from beyond the end", codes.OutOfRange, func(w *world) *spec.GetMetadataDeltaRequest {
+			return &spec.GetMetadataDeltaRequest{BaseSnapshotId: w.snap.GetSnapshotId(), TargetSnapshotId: w.snap.GetSnapshotId(), StartingOffset: 1 << 62}
+		}),
+		delta("delta, less than none", codes.InvalidArgument, func(w *world) *spec.GetMetadataDeltaRequest {
+			return &spec.GetMetadataDeltaRequest{BaseSnapshotId: w.snap.GetSnapshotId(), TargetSnapshotId: w.snap.GetSnapshotId(), MaxResults: -1}
 		}),
 		delta("delta without base", codes.InvalidArgument, func(w *world) *spec.GetMetadataDeltaRequest {
 			return &spec.GetMetadataDeltaRequest{TargetSnapshotId: w.snap.GetSnapshotId()}
@@ -148,6 +167,7 @@ func listCases() []badCase {
 		listHealth("list health with a bad token", codes.Aborted, func(_ *world, r health) { r.StartingToken = traversal }),
 		listHealth("list less than no health", codes.InvalidArgument, func(_ *world, r health) { r.MaxEntries = -1 }),
 		getHealth("health without id", codes.InvalidArgument, func(*world, one) {}),
+		getHealth("health with a long id", codes.InvalidArgument, func(_ *world, r one) { r.VolumeId = long }),
 		getHealth("health of an unknown id", codes.NotFound, func(_ *world, r one) { r.VolumeId = traversal }),
 		getCapacity("capacity for many nodes", codes.InvalidArgument, func(_ *world, r capacity) {
 			r.VolumeCapabilities = []*spec.VolumeCapability{mountCap()}
@@ -159,6 +179,7 @@ func listCases() []badCase {
 		getCapacity("capacity at a bad place", codes.InvalidArgument, func(_ *world, r capacity) {
 			r.AccessibleTopology = &spec.Topology{Segments: map[string]string{"a b": "c"}}
 		}),
+		getCapacity("capacity with large parameters", codes.InvalidArgument, func(_ *world, r capacity) { r.Parameters = huge }),
 	}
 }
 

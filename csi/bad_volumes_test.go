@@ -112,6 +112,14 @@ func createCases() []badCase {
 		c("create nowhere", codes.InvalidArgument, func(_ *world, r request) { r.AccessibilityRequirements = &spec.TopologyRequirement{} }),
 		c("create what exists with another size", codes.AlreadyExists, func(_ *world, r request) { r.Name, r.CapacityRange.RequiredBytes = "mount", 99<<20 }),
 		c("create what exists as block", codes.AlreadyExists, func(_ *world, r request) { r.Name, r.VolumeCapabilities[0] = "mount", blockCap() }),
+		c("create what exists with other parameters", codes.AlreadyExists, func(_ *world, r request) { r.Name, r.Parameters = "mount", map[string]string{"provisioning": "thick"} }),
+		c("create what exists from a source", codes.AlreadyExists, func(w *world, r request) { r.Name, r.VolumeContentSource = "mount", fromVolume(w.other.GetVolumeId()) }),
+		c("create with an escape in the name", codes.InvalidArgument, func(_ *world, r request) { r.Name = "a\x1b[2J" }),
+		c("create from a long snapshot", codes.InvalidArgument, func(_ *world, r request) { r.VolumeContentSource = fromSnapshot(long) }),
+		c("create from a volume as a snapshot", codes.NotFound, func(w *world, r request) { r.VolumeContentSource = fromSnapshot(w.mount.GetVolumeId()) }),
+		c("create at a bad place", codes.InvalidArgument, func(_ *world, r request) {
+			r.AccessibilityRequirements = &spec.TopologyRequirement{Requisite: []*spec.Topology{{Segments: map[string]string{"a b": "c"}}}}
+		}),
 	}
 }
 
@@ -141,10 +149,14 @@ func volumeCases() []badCase {
 		remove("delete what is published", codes.FailedPrecondition, func(w *world, r deleteRequest) { r.VolumeId = w.mount.GetVolumeId() }),
 		get("get without id", codes.InvalidArgument, func(*world, getRequest) {}),
 		get("get what never was", codes.NotFound, func(_ *world, r getRequest) { r.VolumeId = traversal }),
+		get("get with a long id", codes.InvalidArgument, func(_ *world, r getRequest) { r.VolumeId = long }),
+		remove("delete a snapshot as a volume", codes.OK, func(w *world, r deleteRequest) { r.VolumeId = w.snap.GetSnapshotId() }),
 		validate("validate without id", codes.InvalidArgument, func(_ *world, r validateRequest) { r.VolumeId = "" }),
 		validate("validate without capability", codes.InvalidArgument, func(_ *world, r validateRequest) { r.VolumeCapabilities = nil }),
 		validate("validate without access mode", codes.InvalidArgument, func(_ *world, r validateRequest) { r.VolumeCapabilities[0].AccessMode = nil }),
 		validate("validate without access type", codes.InvalidArgument, func(_ *world, r validateRequest) { r.VolumeCapabilities[0].AccessType = nil }),
+		validate("validate nothing", codes.InvalidArgument, func(_ *world, r validateRequest) { r.VolumeCapabilities[0] = nil }),
+		validate("validate with a large context", codes.InvalidArgument, func(_ *world, r validateRequest) { r.VolumeContext = huge }),
 		validate("validate what never was", codes.NotFound, func(_ *world, r validateRequest) { r.VolumeId = traversal }),
 		validate("validate the impossible of what never was", codes.NotFound, func(_ *world, r validateRequest) {
 			r.VolumeId, r.VolumeCapabilities[0].AccessMode.Mode = "x", 5
@@ -165,6 +177,7 @@ func changeCases() []badCase {
 	})
 	return []badCase{
 		expand("expand without id", codes.InvalidArgument, func(_ *world, r expandRequest) { r.VolumeId = "" }),
+		expand("expand with a long id", codes.InvalidArgument, func(_ *world, r expandRequest) { r.VolumeId = long }),
 		expand("expand what never was", codes.NotFound, func(_ *world, r expandRequest) { r.VolumeId = traversal }),
 		expand("expand without range", codes.InvalidArgument, func(_ *world, r expandRequest) { r.CapacityRange = nil }),
 		expand("expand to an empty range", codes.InvalidArgument, func(_ *world, r expandRequest) { r.CapacityRange = &spec.CapacityRange{} }),
@@ -205,6 +218,9 @@ func publishCases() []badCase {
 	}
 	return []badCase{
 		publish("publish without id", codes.InvalidArgument, func(_ *world, r publishRequest) { r.VolumeId = "" }),
+		publish("publish with a long id", codes.InvalidArgument, func(_ *world, r publishRequest) { r.VolumeId = long }),
+		publish("publish with a large context", codes.InvalidArgument, func(_ *world, r publishRequest) { r.VolumeContext = huge }),
+		publish("publish raw bytes as a mount", codes.InvalidArgument, func(w *world, r publishRequest) { r.VolumeId = w.block.GetVolumeId() }),
 		publish("publish without node", codes.InvalidArgument, func(_ *world, r publishRequest) { r.NodeId = "" }),
 		publish("publish without capability", codes.InvalidArgument, func(_ *world, r publishRequest) { r.VolumeCapability = nil }),
 		publish("publish to a long node", codes.InvalidArgument, func(_ *world, r publishRequest) { r.NodeId = strings.Repeat("n", 257) }),
@@ -221,6 +237,7 @@ func publishCases() []badCase {
 		publish("publish again in another mode", codes.AlreadyExists, taken(func(r publishRequest) { r.VolumeCapability.AccessMode.Mode = 7 })),
 		publish("publish again as block", codes.AlreadyExists, taken(func(r publishRequest) { r.VolumeCapability = blockCap() })),
 		unpublish("unpublish without id", codes.InvalidArgument, func(*world, unpublishRequest) {}),
+		unpublish("unpublish with a long id", codes.InvalidArgument, func(_ *world, r unpublishRequest) { r.VolumeId = long }),
 		unpublish("unpublish with a long node", codes.InvalidArgument, func(_ *world, r unpublishRequest) { r.VolumeId, r.NodeId = "v", strings.Repeat("n", 257) }),
 		unpublish("unpublish what never was", codes.OK, func(_ *world, r unpublishRequest) { r.VolumeId = traversal }),
 		unpublish("unpublish where it is not", codes.OK, func(w *world, r unpublishRequest) { r.VolumeId, r.NodeId = w.mount.GetVolumeId(), "node-2" }),

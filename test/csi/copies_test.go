@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"slices"
 	"testing"
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
@@ -22,11 +21,8 @@ func TestCopies(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, reflinkPool...)
 	r.sub(t, "snapshot and restore", restore)
-	r.sub(t, "twins", twins)
 	r.sub(t, "changed blocks", changedBlocks)
 	r.sub(t, "group", groupOfMounts)
-	r.sub(t, "group with raw members", groupOfBlocks)
-	r.sub(t, "paging", paging)
 }
 
 func sourced(source *csi.VolumeContentSource, size int64) func(*csi.CreateVolumeRequest) {
@@ -70,21 +66,6 @@ func restore(r *rig) {
 	r.refused(err, codes.OutOfRange)
 	clone.drop()
 	r.dropSnapshots(snap.GetSnapshotId(), snap.GetSnapshotId())
-}
-
-// twins: a volume and its clone can be mounted at the same time, in spite of
-// their equal file system UUID.
-func twins(r *rig) {
-	for _, fsType := range []string{"xfs", "btrfs"} {
-		d := r.create("twin-"+fsType, mounted(fsType)).attach()
-		d.writeFile("x", 1, 4096)
-		clone := r.create("twin-2-"+fsType, d.capability, sourced(fromVolume(d.id), d.size)).attach()
-		clone.holdsFile("x", 1, 4096)
-		clone.writeFile("x", 2, 4096)
-		d.holdsFile("x", 1, 4096)
-		clone.drop()
-		d.drop()
-	}
 }
 
 // changedBlocks: the delta of two snapshots is exactly what differs.
@@ -218,48 +199,4 @@ func (r *rig) dropGroup(g *csi.VolumeGroupSnapshot) {
 		ids = append(ids, s.GetSnapshotId())
 	}
 	testkit.Value(r.groups().DeleteVolumeGroupSnapshot(r.Context(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: g.GetGroupSnapshotId(), SnapshotIds: ids}))(r)
-}
-
-// groupOfBlocks: a raw device in use cannot be quiesced, so the request has to
-// accept that; a detached one is idle.
-func groupOfBlocks(r *rig) {
-	d, idle := r.create("raw", block()).attach(), r.create("idle", block())
-	q := &csi.CreateVolumeGroupSnapshotRequest{Name: "raw-group", SourceVolumeIds: []string{d.id, idle.id}}
-	_, err := r.groups().CreateVolumeGroupSnapshot(r.Context(), q)
-	r.refused(err, codes.FailedPrecondition, d.id, "consistency")
-	q.Parameters = map[string]string{"consistency": "member"}
-	answer := testkit.Value(r.groups().CreateVolumeGroupSnapshot(r.Context(), q))(r)
-	again, err := r.groups().CreateVolumeGroupSnapshot(r.Context(), q)
-	if err != nil || again.GetGroupSnapshot().GetGroupSnapshotId() != answer.GetGroupSnapshot().GetGroupSnapshotId() {
-		r.Errorf("a repeat returned %v, %v", again, err)
-	}
-	r.dropGroup(answer.GetGroupSnapshot())
-	d.detach()
-	q.Name, q.Parameters = "still-group", nil
-	answer = testkit.Value(r.groups().CreateVolumeGroupSnapshot(r.Context(), q))(r)
-	r.dropGroup(answer.GetGroupSnapshot())
-	testkit.Must(r, errors.Join(d.remove(), idle.remove()))
-}
-
-// paging: tokens stay valid when the object they name is deleted meanwhile.
-func paging(r *rig) {
-	ids := map[string]bool{}
-	for i := range 5 {
-		ids[r.create("page-"+string(rune('a'+i)), block()).id] = true
-	}
-	var seen []string
-	token := ""
-	for {
-		page := testkit.Value(r.controller().ListVolumes(r.Context(), &csi.ListVolumesRequest{MaxEntries: 2, StartingToken: token}))(r)
-		for _, e := range page.GetEntries() {
-			seen = append(seen, e.GetVolume().GetVolumeId())
-			testkit.Value(r.controller().DeleteVolume(r.Context(), &csi.DeleteVolumeRequest{VolumeId: e.GetVolume().GetVolumeId()}))(r)
-		}
-		if token = page.GetNextToken(); token == "" {
-			break
-		}
-	}
-	if len(seen) != len(ids) || !slices.IsSorted(seen) {
-		r.Errorf("listed %v of %v", seen, ids)
-	}
 }

@@ -112,22 +112,6 @@ func sameAnnouncement(t *testing.T, rigs ...*rig) {
 	}
 }
 
-// TestForeignLocator: staging a volume of another machine's pool fails with an
-// error that says so.
-func TestForeignLocator(t *testing.T) {
-	t.Parallel()
-	here := newRig(t)
-	d := here.create("far", mounted("ext4"))
-	there := newRig(t, "--services", "node", "--pool", filepath.Join(t.TempDir(), "none"))
-	here.refused(d.onNode(there).stage(), codes.FailedPrecondition, d.context["pool"], "not on this machine")
-	if got := there.storage(); !slices.Contains(got, "STORAGE_UNREACHABLE StorageUnreachable") {
-		t.Errorf("a node without its pool reports %q", got)
-	}
-	other := newRig(t)
-	here.refused(d.onNode(other).stage(), codes.FailedPrecondition, d.context["pool"], "contains pool")
-	testkit.Must(here, d.remove())
-}
-
 func controllerCapabilities(r *rig) (all []csi.ControllerServiceCapability_RPC_Type) {
 	answer := testkit.Value(r.controller().ControllerGetCapabilities(r.Context(), &csi.ControllerGetCapabilitiesRequest{}))(r)
 	for _, c := range answer.GetCapabilities() {
@@ -233,23 +217,4 @@ func TestAnnouncement(t *testing.T) {
 	}
 	_, err = node.groups().GroupControllerGetCapabilities(t.Context(), &csi.GroupControllerGetCapabilitiesRequest{})
 	node.refused(err, codes.Unimplemented)
-}
-
-// Removing a topology segment would make the volumes that name it undeletable.
-// Adding a segment is accepted, and so is any change without volumes.
-func TestTopologyOfVolumes(t *testing.T) {
-	t.Parallel()
-	r := makeRig(t, "csi", t.TempDir(), "--topology", "zone=a,rack=r1")
-	r.start()
-	v := r.create("named", block())
-	r.stop()
-	without := []string{"--pool", r.pool, "--node-id", nodeID, "--endpoint", "unix://" + r.dir + "/other/csi.sock", "--state-dir", r.dir + "/csi-state"}
-	failsToStart(t, nil, append(without, "--topology", "zone=a"), `topology segment "rack=r1" is missing`, "would never be deleted")
-	failsToStart(t, nil, append(without, "--topology", "zone=b,rack=r1"), `topology segment "zone=a" is missing`)
-	r.flags = append(r.flags, "--topology", "zone=a,rack=r1,row=3")
-	r.start()
-	testkit.Value(r.controller().DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.id}))(r)
-	r.stop()
-	r.flags = append(r.flags[:len(r.flags)-4], "--topology", "zone=b")
-	r.start()
 }

@@ -18,69 +18,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// TestNoReflink: on a file system without reflinks only unused volumes can be
-// copied, and changed blocks are unknown.
-func TestNoReflink(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	d := r.create("plain", block()).attach()
-	d.writeBlock(4096, 1, 4096)
-	_, err := r.controller().CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: d.id})
-	r.refused(err, codes.FailedPrecondition, "cannot share blocks", "detach it, or use", "--pool-image")
-	_, err = r.groups().CreateVolumeGroupSnapshot(t.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: []string{d.id}})
-	r.refused(err, codes.FailedPrecondition)
-	d.detach()
-	one := d.snapshot("one")
-	r.untilReady(one.GetSnapshotId())
-	two := d.snapshot("two")
-	r.untilReady(two.GetSnapshotId())
-	_, err = gather(r.metadata().GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: one.GetSnapshotId(), TargetSnapshotId: two.GetSnapshotId()}))
-	r.refused(err, codes.FailedPrecondition, "take a full backup")
-	held := r.allocated(two)
-	if len(held) != 1 || held[0].GetByteOffset() > 4096 || held[0].GetByteOffset()+held[0].GetSizeBytes() < 8192 {
-		t.Errorf("allocated: %v", held)
-	}
-	back := r.create("back", block(), sourced(fromSnapshot(one.GetSnapshotId()), d.size)).attach()
-	back.holdsBlock(4096, 1, 4096)
-	back.drop()
-	r.dropSnapshots(one.GetSnapshotId(), two.GetSnapshotId())
-	testkit.Must(r, d.remove())
-}
-
-// TestMissingVolumeFile: the file of a volume is deleted, in use or not.
-func TestMissingVolumeFile(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	for _, c := range []*csi.VolumeCapability{mounted("ext4"), block()} {
-		d := r.create("vanished", c).attach()
-		testkit.Must(t, writeAt(d.somewhere(), os.O_CREATE, 0, noise(1, 4096)))
-		testkit.Must(r, os.Remove(filepath.Join(r.pool, "volumes", d.id)))
-		got := d.conditions()
-		for _, want := range []string{"controller DATA_LOSS BackingFileMissing", "node DATA_LOSS BackingFileDeleted"} {
-			if !slices.Contains(got, want) {
-				t.Errorf("no %s among %q", want, got)
-			}
-		}
-		testkit.Must(t, writeAt(d.somewhere(), 0, 0, noise(2, 4096))) // the file exists until the volume is unstaged
-		r.refused(d.remove(), codes.FailedPrecondition, "in use", d.id)
-		if c.GetBlock() == nil {
-			d.hasStats(true)
-		}
-		r.restart()
-		d.detach()
-		if left := r.left(); len(left) > 0 {
-			t.Errorf("left over of a volume without its file: %q", left)
-		}
-		r.refused(d.stage(), codes.NotFound, d.id)
-		if got := d.conditions(); !slices.Contains(got, "controller DATA_LOSS BackingFileMissing") {
-			t.Errorf("conditions of a volume without its file: %q", got)
-		}
-		_, err := r.controller().CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: d.id})
-		r.refused(err, codes.FailedPrecondition, d.id, "no such file")
-		testkit.Must(r, errors.Join(d.remove(), d.remove()))
-	}
-}
-
 // TestTruncatedFile: a volume with a truncated file is never staged as a
 // smaller device, whichever process serves the node, and can be deleted.
 func TestTruncatedFile(t *testing.T) {
@@ -216,38 +153,6 @@ func TestExternalMountChanges(t *testing.T) {
 		}
 	})
 	testkit.Must(r, d.remove())
-}
-
-// TestMissingTool: without mkfs.xfs other volumes can be created; the error for
-// XFS names the package to install.
-func TestMissingTool(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	wrapper := filepath.Join(dir, "cleat")
-	// The new mount namespace drops the other tests' mounts, which would keep
-	// their devices busy.
-	script := fmt.Sprintf(`#!/bin/sh
-exec unshare --mount sh -c 'while read -r _ _ _ _ target _; do
-	case "$target" in "%s"/*) umount -l "$(printf %%b "$target")" 2>/dev/null;; esac
-done </proc/self/mountinfo
-mount --bind /dev/null /usr/sbin/mkfs.xfs && exec "$0" "$@"' %s "$@"
-`, os.TempDir(), cleat)
-	testkit.Must(t, os.WriteFile(wrapper, []byte(script), 0o700))
-	r := makeRig(t, "csi", dir)
-	r.program = wrapper
-	r.start()
-	q := ask("xfs", mounted("xfs"))
-	_, err := r.controller().CreateVolume(t.Context(), q)
-	r.refused(err, codes.FailedPrecondition, "mkfs.xfs", "xfsprogs")
-	if files, err := os.ReadDir(filepath.Join(r.pool, "incoming")); err != nil || len(files) > 0 {
-		t.Errorf("left over of the attempt: %v, %v", files, err)
-	}
-	testkit.Must(r, r.create("ext4", mounted("ext4")).remove())
-	r.stop()
-	r.program = cleat
-	r.start()
-	answer := testkit.Value(r.controller().CreateVolume(t.Context(), q))(r) // succeeds once the tool is installed
-	testkit.Must(r, r.disk(answer.GetVolume(), "xfs", mounted("xfs")).remove())
 }
 
 // TestLostPool: the pool disappears from a running driver, and another is in

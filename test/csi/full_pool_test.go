@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
+	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -35,7 +36,7 @@ func (r *rig) fillAll() {
 // driver restarts. A volume that cannot be mounted says why.
 func TestNoSpace(t *testing.T) {
 	t.Parallel()
-	for _, fsType := range []mkfs.Type{mkfs.XFS, mkfs.Btrfs} {
+	for _, fsType := range soak.Pick(1, []mkfs.Type{mkfs.XFS, mkfs.Btrfs}) {
 		t.Run(string(fsType), func(t *testing.T) {
 			t.Parallel()
 			r := newRigOn(t, fsType, "--overprovision-ratio", "20")

@@ -129,9 +129,6 @@ func (w *world) publishCases() []badCase {
 			withMode(q.VolumeCapability, multiWriter)
 		}),
 	}
-	for name, c := range badCapabilities() {
-		cases = append(cases, publish(name, codes.InvalidArgument, mount(c)))
-	}
 	for name, path := range w.badPaths() {
 		cases = append(cases, publish(name, codes.InvalidArgument, target(path)))
 	}

@@ -116,8 +116,7 @@ func TestBadInput(t *testing.T) {
 	bytes, before := treeHash(t, w.dir), w.state(t)
 	var all []badCase
 	for _, some := range [][]badCase{
-		w.createCases(), w.changeCases(), w.grantCases(), w.snapshotCases(), w.groupCases(), w.metadataCases(), w.listCases(),
-		w.stageCases(), w.publishCases(), w.inlineCases(), w.undoCases(), w.useCases(),
+		w.controllerCases(), w.stageCases(), w.publishCases(), w.inlineCases(), w.undoCases(), w.useCases(),
 	} {
 		all = append(all, some...)
 	}

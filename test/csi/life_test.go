@@ -1,18 +1,14 @@
 package csi_test
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
-	"slices"
-	"syscall"
 	"testing"
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -21,17 +17,11 @@ import (
 func TestVolumeLifecycle(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, reflinkPool...)
-	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+	for _, fsType := range soak.Pick(1, []string{"ext4", "xfs", "btrfs"}) {
 		r.sub(t, fsType, func(r *rig) { filesystemLife(r, fsType) })
 	}
 	r.sub(t, "block", blockLife)
 	r.sub(t, "modes", everyMode)
-	r.sub(t, "second publish", secondPublish)
-	r.sub(t, "read-only publish", readOnlyPublish)
-	r.sub(t, "read-only block publish", readOnlyBlock)
-	r.sub(t, "mount group", mountGroup)
-	r.sub(t, "mount flags", mountFlags)
-	r.sub(t, "ephemeral", ephemeral)
 }
 
 func filesystemLife(r *rig, fsType string) {
@@ -165,131 +155,4 @@ func (d *disk) somewhere() string {
 		return d.target
 	}
 	return filepath.Join(d.target, "somewhere")
-}
-
-// secondPublish tests the table of the specification for a second
-// NodePublishVolume.
-func secondPublish(r *rig) {
-	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{writer, singleWriter, multiWriter} {
-		d := r.create("twice", withMode(mounted("ext4"), mode)).attach()
-		testkit.Must(r, d.stage())
-		testkit.Must(r, d.publish())
-		other := d.publishRequest()
-		other.Readonly = true
-		_, err := r.node().NodePublishVolume(r.Context(), other)
-		r.refused(err, codes.AlreadyExists, "readonly")
-		restaged := d.stageRequest()
-		restaged.VolumeCapability = withMode(mounted("ext4", "noatime"), mode)
-		_, err = r.node().NodeStageVolume(r.Context(), restaged)
-		r.refused(err, codes.AlreadyExists, "mount flags")
-		second := *d
-		second.target += "-2"
-		if mode == multiWriter {
-			testkit.Must(r, second.publish())
-			d.writeFile("x", 1, 4096)
-			second.holdsFile("x", 1, 4096)
-			testkit.Must(r, second.unpublish())
-		} else {
-			r.refused(second.publish(), codes.FailedPrecondition, d.target)
-		}
-		r.refused(d.unstage(), codes.FailedPrecondition, d.target)
-		second.staging = d.target + "-staging"
-		testkit.Must(r, os.MkdirAll(second.staging, 0o750))
-		r.refused(second.stage(), codes.FailedPrecondition, d.staging)
-		d.drop()
-	}
-}
-
-func readOnlyPublish(r *rig) {
-	d := r.create("read-only", withMode(mounted("ext4"), multiWriter)).attach()
-	d.writeFile("x", 1, 4096)
-	reader := *d
-	reader.target += "-reader"
-	q := reader.publishRequest()
-	q.Readonly = true
-	testkit.Value(r.node().NodePublishVolume(r.Context(), q))(r)
-	reader.holdsFile("x", 1, 4096)
-	if err := os.WriteFile(filepath.Join(reader.target, "y"), nil, 0o600); !errors.Is(err, unix.EROFS) {
-		r.Errorf("a write through a read-only publish returned %v", err)
-	}
-	d.writeFile("y", 2, 4096)
-	reader.holdsFile("y", 2, 4096)
-	testkit.Must(r, reader.unpublish())
-	d.drop()
-}
-
-func readOnlyBlock(r *rig) {
-	d := r.create("read-only-block", withMode(block(), multiWriter)).attach()
-	d.writeBlock(0, 1, 4096)
-	second := *d
-	second.target += "-2"
-	q := second.publishRequest()
-	q.Readonly = true
-	_, err := r.node().NodePublishVolume(r.Context(), q)
-	r.refused(err, codes.FailedPrecondition, "the same for all")
-	testkit.Must(r, d.unpublish())
-	testkit.Value(r.node().NodePublishVolume(r.Context(), q))(r)
-	if err := writeAt(second.target, 0, 0, noise(2, 4096)); err == nil {
-		r.Error("a write to a read-only block publish succeeded")
-	}
-	second.holdsBlock(0, 1, 4096)
-	testkit.Must(r, second.unpublish())
-	testkit.Must(r, d.publish())
-	d.writeBlock(0, 3, 4096) // it is writable again
-	d.drop()
-}
-
-func mountGroup(r *rig) {
-	c := mounted("ext4")
-	c.GetMount().VolumeMountGroup = "4321"
-	d := r.create("group", c).attach()
-	info, err := os.Stat(d.target)
-	testkit.Must(r, err)
-	if st := info.Sys().(*syscall.Stat_t); st.Gid != 4321 || info.Mode().Perm()&0o070 != 0o070 || info.Mode()&os.ModeSetgid == 0 {
-		r.Errorf("group %d, mode %v", st.Gid, info.Mode())
-	}
-	d.writeFile("x", 1, 10)
-	if info, err = os.Stat(filepath.Join(d.target, "x")); err != nil || info.Sys().(*syscall.Stat_t).Gid != 4321 {
-		r.Errorf("a new file does not belong to the volume's group: %v, %v", info, err)
-	}
-	d.drop()
-}
-
-func mountFlags(r *rig) {
-	d := r.create("flags", mounted("ext4", "noatime,nosuid", "noexec", "commit=17")).attach()
-	for path, wanted := range map[string][]string{d.staging: {"noatime", "commit=17"}, d.target: {"noatime", "nosuid", "noexec"}} {
-		e, ok, err := mount.At(r.Context(), path)
-		testkit.Must(r, err)
-		for _, flag := range wanted {
-			if !ok || !slices.Contains(slices.Concat(e.Options, e.SuperOptions), flag) {
-				r.Errorf("%s is not mounted with %s: %v", path, flag, e)
-			}
-		}
-	}
-	d.drop()
-}
-
-func ephemeral(r *rig) {
-	d := r.disk(&csi.Volume{VolumeId: "csi-inline-1", VolumeContext: map[string]string{
-		"csi.storage.k8s.io/ephemeral": "true", "csi.storage.k8s.io/pod.name": "p", "size": "32Mi", "provisioning": "thick",
-	}}, "inline", mounted("ext4"))
-	q := d.publishRequest()
-	q.StagingTargetPath = ""
-	for range 2 {
-		testkit.Value(r.node().NodePublishVolume(r.Context(), q))(r)
-		d.writeFile("x", 1, 4096)
-	}
-	if total := d.stats().GetUsage()[0].GetTotal(); total > 32*mib || total < 16*mib {
-		r.Errorf("an inline volume of 32Mi has %d bytes", total)
-	}
-	list := testkit.Value(r.controller().ListVolumes(r.Context(), &csi.ListVolumesRequest{}))(r)
-	if len(list.GetEntries()) != 0 {
-		r.Errorf("ephemeral volumes are listed: %v", list)
-	}
-	testkit.Must(r, d.unpublish())
-	testkit.Must(r, d.unpublish())
-	files, err := os.ReadDir(filepath.Join(r.pool, "volumes"))
-	if err != nil || len(files) != 0 {
-		r.Errorf("left over of the inline volume: %v, %v", files, err)
-	}
 }

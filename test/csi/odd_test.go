@@ -62,7 +62,7 @@ func TestNeverFormatted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	zeros, noise := make([]byte, 128<<10), noise(7, 128<<10)
-	for _, c := range soak.Pick(3, []struct {
+	for _, c := range soak.Pick(1, []struct {
 		fsType, what string
 		head         []byte
 	}{

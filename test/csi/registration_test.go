@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -227,46 +225,6 @@ func TestRefusedRegistration(t *testing.T) {
 	if !ready.Ready || len(r.runs) != 1 {
 		t.Errorf("/readyz says ready: %v; %d starts", ready.Ready, len(r.runs))
 	}
-}
-
-// TestRegistrationBesideRegistrar: a registrar that runs beside the driver
-// keeps the registration, and the driver takes over when it stops.
-func TestRegistrationBesideRegistrar(t *testing.T) {
-	t.Parallel()
-	dir := newRegistry(t)
-	path := filepath.Join(dir, "csi.cleat.dev-reg.sock")
-	other := testkit.Value(net.Listen("unix", path))(t)
-	defer other.Close()
-	r := newRig(t, "--registration-dir", dir)
-	s := r.waitRegistration("yielding")
-	if want := fmt.Sprintf("(process %d)", os.Getpid()); s.Ready || !strings.Contains(s.Registration.Reason, want) {
-		t.Errorf("status %+v", s)
-	}
-	testkit.Must(t, other.Close()) // removes the socket
-	r.waitRegistration("waiting")
-	newNode(t, dir)
-	r.waitRegistration("registered")
-}
-
-// TestRegistrationWithoutDirectory: the driver serves, reports the missing
-// directory, and does not create it. The endpoint can have another path on the
-// host.
-func TestRegistrationWithoutDirectory(t *testing.T) {
-	t.Parallel()
-	dir := filepath.Join(t.TempDir(), "plugins_registry")
-	r := newRig(t, "--registration-dir", dir, "--registration-endpoint", "unix:///var/lib/kubelet/plugins/csi.cleat.dev/csi.sock")
-	s := r.waitRegistration("absent")
-	if s.Ready || s.Registration.Endpoint != "/var/lib/kubelet/plugins/csi.cleat.dev/csi.sock" {
-		t.Errorf("status %+v", s)
-	}
-	r.eventually("the missing directory is reported", func() bool {
-		return strings.Contains(r.queryStatus().Registration.Reason, "the directory "+dir+" does not exist")
-	})
-	if _, err := os.Lstat(dir); err == nil {
-		t.Error("the driver created the host's directory")
-	}
-	testkit.Must(r, os.Mkdir(dir, 0o750))
-	r.waitRegistration("waiting")
 }
 
 func TestBadRegistration(t *testing.T) {

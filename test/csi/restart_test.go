@@ -14,12 +14,10 @@ import (
 	"time"
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/internal/linux/flock"
-	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -115,79 +113,6 @@ func TestRestart(t *testing.T) {
 		disks[i].drop()
 	}
 	testkit.Must(r, inline.unpublish())
-}
-
-// TestReboot: after a reboot only records are left. Volumes can be staged and
-// published again, or cleaned up.
-func TestReboot(t *testing.T) {
-	t.Parallel()
-	for _, again := range []bool{false, true} {
-		t.Run(fmt.Sprint("restaged ", again), func(t *testing.T) {
-			r := newRig(t)
-			fs, raw := r.create("fs", mounted("ext4")).attach(), r.create("raw", block()).attach()
-			fs.writeFile("x", 1, 4096)
-			raw.writeBlock(0, 2, 4096)
-			r.stop()
-			r.reboot(fs, raw)
-			r.start()
-			for _, d := range []*disk{fs, raw} {
-				answer, err := r.node().NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: d.id, VolumePath: d.target})
-				r.refused(err, codes.NotFound, d.target)
-				if answer != nil {
-					t.Errorf("stats of what is not mounted: %v", answer)
-				}
-				d.healthy() // a reboot is not an abnormal condition
-			}
-			if again {
-				r.refused(fs.publish(), codes.FailedPrecondition, "stage it again")
-				fs.attach()
-				raw.attach()
-				fs.holdsFile("x", 1, 4096)
-				raw.holdsBlock(0, 2, 4096)
-			}
-			fs.drop()
-			raw.drop()
-		})
-	}
-}
-
-// reboot simulates a reboot: no mounts, no devices, and records of another
-// boot. Target files and directories stay.
-func (r *rig) reboot(disks ...*disk) {
-	r.Helper()
-	for _, d := range disks {
-		testkit.Must(r, unix.Unmount(d.target, 0))
-		if d.capability.GetBlock() == nil {
-			testkit.Must(r, unix.Unmount(d.staging, 0))
-		}
-	}
-	r.detachAll()
-	s := testkit.Value(store.Open(r.Context(), filepath.Join(r.dir, r.name+"-state", "node.db"), store.Options{Role: "node", Version: 1}))(r)
-	changed := 0
-	for _, name := range []string{"stages", "publishes"} {
-		bucket := store.Bucket[map[string]any]{Name: name}
-		testkit.Must(r, s.Update(r.Context(), func(tx *store.Tx) error {
-			records := map[string]map[string]any{}
-			for e, err := range bucket.Range(tx, "") {
-				if err != nil {
-					return err
-				}
-				records[e.Key] = e.Value
-			}
-			for key, record := range records {
-				record["boot"] = "11111111-2222-4333-8444-555555555555"
-				changed++
-				if err := bucket.Put(tx, key, record); err != nil {
-					return err
-				}
-			}
-			return nil
-		}))
-	}
-	testkit.Must(r, s.Close())
-	if changed != 2*len(disks) {
-		r.Errorf("%d records of %d volumes were changed", changed, len(disks))
-	}
 }
 
 // TestDrain: a call in progress when the driver is stopped gets its answer,

@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/internal/linux/kernelcall"
-	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/test/driver"
 	"github.com/cleatproject/cleat/test/testkit"
@@ -169,18 +168,6 @@ func (r *rig) eventually(what string, so func() bool) {
 		case <-tick.C:
 		case <-deadline:
 			r.Fatalf("not in time: %s", what)
-		}
-	}
-}
-
-// detachAll waits until no device is bound to a volume, and detaches those that
-// stay.
-func (r *rig) detachAll() {
-	r.Helper()
-	devices := testkit.Value(loop.List(r.Context()))(r)
-	for _, d := range devices {
-		if file, _, err := loop.BackingName(d); err == nil && strings.HasPrefix(file, r.pool+"/volumes/") {
-			testkit.Must(r, loop.Detach(r.Context(), d))
 		}
 	}
 }

@@ -290,8 +290,11 @@ func TestSnapshotWhileUnmounting(t *testing.T) {
 	for _, d := range disks {
 		all.Go(func() {
 			for ctx.Err() == nil && !t.Failed() {
-				if err := errors.Join(d.stage(), d.unstage()); err != nil {
-					t.Error(err)
+				for _, call := range []func() error{d.stage, d.unstage} {
+					// A call that waited for a snapshot too long is repeated.
+					if err := call(); err != nil && status.Code(err) != codes.Aborted {
+						t.Error(err)
+					}
 				}
 			}
 		})
@@ -300,6 +303,9 @@ func TestSnapshotWhileUnmounting(t *testing.T) {
 	for ; ctx.Err() == nil && !t.Failed(); taken++ {
 		q.Name = fmt.Sprint("snapshot-", taken)
 		answer, err := r.groups().CreateVolumeGroupSnapshot(t.Context(), q)
+		if status.Code(err) == codes.Aborted {
+			continue
+		}
 		if err != nil {
 			t.Errorf("snapshot %d: %v", taken, err)
 			break
@@ -309,6 +315,6 @@ func TestSnapshotWhileUnmounting(t *testing.T) {
 	all.Wait()
 	t.Logf("%d group snapshots of 3 volumes during stage and unstage", taken)
 	for _, d := range disks {
-		testkit.Must(r, d.remove())
+		testkit.Must(r, d.unstage(), d.remove())
 	}
 }

@@ -33,7 +33,7 @@ type Spec struct {
 	// held in guest memory.
 	Programs []string
 	Files    map[string]string
-	// Devices are additional QEMU arguments; see IGB, NVMe, Cable.
+	// Devices are additional QEMU arguments; see IGB, Cable.
 	Devices []string
 	// KernelArgs are added to the kernel's command line.
 	KernelArgs []string
