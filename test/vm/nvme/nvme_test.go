@@ -39,7 +39,6 @@ func build(ctx context.Context) error {
 	return errors.Join(
 		testkit.BuildTo(ctx, filepath.Join(built, "suite"), testkit.Suite),
 		testkit.BuildTo(ctx, filepath.Join(built, "cleat"), testkit.Cleat, "-tags", "crashpoints"),
-		testkit.BuildTo(ctx, filepath.Join(built, "client"), "./test/vm/nvme/client"),
 		testkit.BuildTo(ctx, filepath.Join(built, "writer"), "./test/vm/pair/writer"),
 	)
 }
@@ -85,7 +84,6 @@ func all() []subtest {
 		{"paths", (*rig).testPaths, ""},
 		{"modes", (*rig).testModes, image.Backports},
 		{"lost state", (*rig).testLostState, ""},
-		{"attach time", (*rig).testAttachTime, ""},
 		{"kills", (*rig).testKills, image.Backports},
 		{"sabotage", (*rig).testSabotage, image.Backports},
 		{"sanity", (*rig).testSanity, image.Stable},

@@ -60,11 +60,3 @@ func (r *rig) testLostState() {
 	r.target.Delete(s.NQN)
 	r.Run("rm", s.Device, s.More[0].Device)
 }
-
-// testAttachTime prints what node/nvme adds to a connection by the kernel.
-func (r *rig) testAttachTime() {
-	s := r.subsystem("timed", []string{hostNQN}, r.medium("timed", 32*mib))
-	out := r.Run("client", "-address", paths[0].String(), "-nqn", s.NQN, "-uuid", s.UUID, "-host", hostNQN)
-	fmt.Printf("REPORT: nvme %s: medians in a guest: %s\n", r.source, out)
-	r.delete("timed")
-}
