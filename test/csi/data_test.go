@@ -96,14 +96,6 @@ func sumOf(t testing.TB, path string) string {
 	return string(h.Sum(nil))
 }
 
-// blocksOf returns the bytes that a file has allocated.
-func blocksOf(t testing.TB, path string) int64 {
-	t.Helper()
-	var st unix.Stat_t
-	testkit.Must(t, unix.Stat(path, &st))
-	return st.Blocks * 512
-}
-
 // dialer connects to a socket, ignoring the address.
 func dialer(socket string) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/test/testkit"
@@ -31,12 +30,6 @@ func (d *disk) queue(attribute string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// allocated returns the bytes that the file of a volume has allocated.
-func (d *disk) allocated() int64 {
-	d.Helper()
-	return blocksOf(d.TB, filepath.Join(d.pool, "volumes", d.id))
-}
-
 // TestModify: changes of mutable parameters take effect immediately.
 func TestModify(t *testing.T) {
 	t.Parallel()
@@ -56,37 +49,12 @@ func TestModify(t *testing.T) {
 			r.Errorf("read-ahead after the next attach is %s KiB", got)
 		}
 	})
-	r.sub(t, "thick and thin", func(r *rig) {
-		before := d.allocated()
-		testkit.Must(r, d.modify(map[string]string{"provisioning": "thick"}))
-		if got := d.allocated(); got < d.size || before >= d.size {
-			r.Errorf("%d bytes allocated when thin, %d of %d when thick", before, got, d.size)
-		}
-		if got := d.queue("discard_max_bytes"); got != "0" {
-			r.Errorf("a thick volume takes discards of %s bytes", got)
-		}
-		d.detach()
-		testkit.Must(r, d.modify(map[string]string{"provisioning": "thin"}))
-		if got := d.allocated(); got > d.size/2 {
-			r.Errorf("%d bytes of %d allocated when thin again", got, d.size)
-		}
-		d.attach()
-	})
-	r.sub(t, "all or nothing", func(r *rig) {
-		err := d.modify(map[string]string{"readAheadKiB": "128", "trimInterval": "soon"})
-		r.refused(err, codes.InvalidArgument, "trimInterval", "soon")
-		if got := d.queue("read_ahead_kb"); got != "768" {
-			r.Errorf("a refused change made read-ahead %s KiB", got)
-		}
-		r.refused(d.modify(map[string]string{"readAheadKB": "1"}), codes.InvalidArgument, "readAheadKiB")
-		testkit.Must(r, d.modify(map[string]string{"trimInterval": "1h"}))
-	})
 	r.sub(t, "metrics", func(r *rig) {
 		testkit.Must(r, os.Remove(filepath.Join(r.pool, "volumes", d.id)))
 		text := r.scrape(address, "/metrics", http.StatusOK)
 		for _, want := range []string{
 			`cleat_volume_health{reason="BackingFileDeleted",status=`, d.id, "cleat_node_volumes 1", "cleat_pool_bytes{",
-			`cleat_rpc_calls_total{code="OK",method="csi.v1.Node/NodeStageVolume"} 3`,
+			`cleat_rpc_calls_total{code="OK",method="csi.v1.Node/NodeStageVolume"} 2`,
 		} {
 			if !strings.Contains(text, want) {
 				r.Errorf("the metrics lack %s", want)

@@ -113,38 +113,8 @@ func TestTwoDrivers(t *testing.T) {
 	testkit.Value(r.identity().Probe(t.Context(), &csi.ProbeRequest{}))(r)
 }
 
-// TestStaleSocket: the socket of a killed driver is replaced; a path that is
-// not a socket is left alone.
-func TestStaleSocket(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	socket := r.process.Socket
-	r.kill()
-	if _, err := os.Stat(socket); err != nil {
-		t.Fatalf("the killed driver left no socket: %v", err)
-	}
-	r.start()
-	info := testkit.Value(os.Stat(socket))(t)
-	above := testkit.Value(os.Stat(filepath.Dir(socket)))(t)
-	if info.Mode().Perm() != 0o600 || above.Mode().Perm() != 0o750 {
-		t.Errorf("socket %v in a directory %v", info.Mode(), above.Mode())
-	}
-	if beside, err := os.ReadDir(filepath.Dir(socket)); err != nil || len(beside) != 1 {
-		t.Errorf("beside the socket lie %v, %v", beside, err)
-	}
-	r.stop()
-	if _, err := os.Stat(socket); err == nil {
-		t.Error("the socket still exists after the stop")
-	}
-	testkit.Must(t, os.WriteFile(socket, []byte("precious"), 0o600))
-	failsToStart(t, nil, []string{"--pool", r.pool, "--state-dir", r.dir + "/csi-state", "--endpoint", "unix://" + socket}, "not a socket")
-	if text, err := os.ReadFile(socket); err != nil || string(text) != "precious" {
-		t.Errorf("the file in the way became %q, %v", text, err)
-	}
-}
-
 // TestSettingsPrecedence: flags override the environment, which overrides
-// the file; CLEAT_ENDPOINT overrides CSI_ENDPOINT.
+// the file, also as CSI_ENDPOINT.
 func TestSettingsPrecedence(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -159,10 +129,7 @@ func TestSettingsPrecedence(t *testing.T) {
 		socket string
 		nodeID string
 	}{
-		{"file", nil, []string{"--config", config}, "file", "from-file"},
-		{"file by environment", []string{"CLEAT_CONFIG=" + config}, nil, "file", "from-file"},
 		{"CSI_ENDPOINT", []string{"CSI_ENDPOINT=unix://" + socket("csi"), "CLEAT_NODE_ID=from-env"}, []string{"--config", config}, "csi", "from-env"},
-		{"CLEAT_ENDPOINT", []string{"CSI_ENDPOINT=unix://" + socket("csi"), "CLEAT_ENDPOINT=unix:" + socket("cleat")}, []string{"--config", config}, "cleat", "from-file"},
 		{"flag", []string{"CSI_ENDPOINT=unix://" + socket("csi"), "CLEAT_NODE_ID=from-env"}, []string{"--config", config, "--endpoint", socket("flag"), "--node-id", "from-flag"}, "flag", "from-flag"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
