@@ -194,16 +194,16 @@ func (n *testNode) writable(device string, want bool) {
 func TestMountFlags(t *testing.T) {
 	n := newNode(t)
 	s := n.staging("vol-flags", mkfs.Ext4)
-	s.Capability.MountFlags = []string{"noatime,nodev", "nosuid"}
+	s.Capability.MountFlags = []string{"noatime,nodev", "nosuid", "commit=17"}
 	n.stage(s)
 	p := n.publishOf(s, "target")
 	n.publish(p)
 	for _, path := range []string{s.Staging, p.Target} {
 		e, _, err := mount.At(t.Context(), path)
 		n.ok("mount table", err)
-		for _, want := range []string{"noatime", "nodev", "nosuid"} {
-			if !slices.Contains(e.Options, want) {
-				t.Errorf("%s has options %v, want %s", path, e.Options, want)
+		for _, want := range []string{"noatime", "nodev", "nosuid", "commit=17"} {
+			if !slices.Contains(slices.Concat(e.Options, e.SuperOptions), want) {
+				t.Errorf("%s has options %v %v, want %s", path, e.Options, e.SuperOptions, want)
 			}
 		}
 	}

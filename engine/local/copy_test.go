@@ -62,6 +62,10 @@ func TestSnapshotByCopy(t *testing.T) {
 		t.Errorf("readers of the source: %v", readers)
 	}
 	empty(t, e, incomingDir)
+	second := snapshot(t, e, "second", v.ID)
+	waitCopied(t, e, string(second.ID))
+	_, err = e.Delta(t.Context(), s.ID, second.ID, 0)
+	testkit.WantError(t, "changed blocks of copies", err, errs.Precondition, "take a full backup")
 	testkit.Must(t, e.Delete(t.Context(), v.ID))
 	restored := create(t, e, volume.CreateRequest{Name: "r", Source: volume.Source{Snapshot: s.ID}})
 	same(t, file(e, restored), filepath.Join(e.pool.path, snapshotFile(s.ID)))

@@ -227,6 +227,20 @@ func TestRefusedRegistration(t *testing.T) {
 	}
 }
 
+// TestRegistrationWithoutDirectory: the driver serves, and does not create the
+// directory. The endpoint can have another path on the host.
+func TestRegistrationWithoutDirectory(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "plugins_registry")
+	r := newRig(t, "--registration-dir", dir, "--registration-endpoint", "unix:///var/lib/kubelet/plugins/csi.cleat.dev/csi.sock")
+	if s := r.waitRegistration("absent"); s.Ready || s.Registration.Endpoint != "/var/lib/kubelet/plugins/csi.cleat.dev/csi.sock" {
+		t.Errorf("status %+v", s)
+	}
+	if _, err := os.Lstat(dir); err == nil {
+		t.Error("the driver created the host's directory")
+	}
+}
+
 func TestBadRegistration(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
