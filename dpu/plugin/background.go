@@ -113,7 +113,7 @@ func forEach[T any](all []T, work func(T) (done bool)) (complete bool) {
 }
 
 func (p *Plugin) removeLeft(ctx context.Context, volumeID string) (done bool) {
-	_, err := op.Do(ctx, p.ops, op.Request{Keys: []string{volumeID}, What: "cleanup"}, func(ctx context.Context) (string, error) {
+	_, err := op.Do(ctx, p.ops, op.Request{Keys: []string{volumeKey(volumeID)}, What: "cleanup"}, func(ctx context.Context) (string, error) {
 		d, known := p.table.Device(volumeID)
 		if !known || d.Phase == table.Ready { // a call removed it, or created it again
 			return "", nil

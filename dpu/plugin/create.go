@@ -27,7 +27,7 @@ func (p *Plugin) Create(ctx context.Context, q request.Create) (string, error) {
 	// A retry with other contexts is for the same device: the fingerprint omits
 	// them.
 	return p.bounded(ctx, op.Request{
-		Keys: []string{q.Volume}, Fingerprint: fmt.Sprint("CreateDevice ", q.Mode, q.Modes), What: "CreateDevice",
+		Keys: []string{volumeKey(q.Volume)}, Fingerprint: fmt.Sprint("CreateDevice ", q.Mode, q.Modes), What: "CreateDevice",
 	}, func(ctx context.Context) (string, error) {
 		name, err := p.create(ctx, q)
 		// A DeleteDevice that was too late to cancel this call deletes the

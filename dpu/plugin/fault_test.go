@@ -101,6 +101,25 @@ func TestSlowCreateIsAnsweredInTime(t *testing.T) {
 	}
 }
 
+// The message of a busy volume has its id as it is.
+func TestBusyVolume(t *testing.T) {
+	t.Parallel()
+	const id = "target-0:6b1c934f-4a27-4861-b861-2ec4709ad358"
+	r := newRig(t, spdktest.Config{}, nil)
+	r.target(one, 1)
+	r.snap.Inject(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: time.Hour})
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := r.plugin.Create(ctx, nvme(id, one)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("a target that does not answer: %v", err)
+	}
+	other := nvme(id, one)
+	other.Modes = append(other.Modes, 2)
+	_, err := r.plugin.Create(t.Context(), other)
+	testkit.WantError(t, "another request for the volume", err, errs.Busy, "volume "+id+" is busy: CreateDevice")
+	r.skipped.Add(int64(time.Hour))
+}
+
 // After a lost response, a delete leaves nothing, and a retry succeeds.
 func TestLostAnswers(t *testing.T) {
 	for _, method := range []string{"bdev_nvme_attach_controller", "bdev_nvme_get_controllers", "bdev_get_bdevs"} {

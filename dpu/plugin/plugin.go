@@ -13,6 +13,7 @@ import (
 	"errors"
 	"log/slog"
 	"math"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -130,13 +131,16 @@ func (p *Plugin) Close(ctx context.Context) error {
 	return p.ops.Close(ctx)
 }
 
+// volumeKey is the key of operations on a volume, whose id can have a colon.
+func volumeKey(id string) string { return "volume:" + id }
+
 // bounded waits AnswerWithin for the result of an operation.
 func (p *Plugin) bounded(ctx context.Context, r op.Request, fn func(context.Context) (string, error)) (string, error) {
 	waiting, cancel := context.WithTimeout(ctx, p.config.AnswerWithin)
 	defer cancel()
 	name, err := op.Do(waiting, p.ops, r, fn)
 	if err != nil && waiting.Err() != nil && ctx.Err() == nil {
-		return "", errs.Errorf(errs.Busy, "%s of volume %s is still in progress after %s: retry", r.What, r.Keys[0], p.config.AnswerWithin)
+		return "", errs.Errorf(errs.Busy, "%s of volume %s is still in progress after %s: retry", r.What, strings.TrimPrefix(r.Keys[0], volumeKey("")), p.config.AnswerWithin)
 	}
 	return name, err
 }

@@ -24,7 +24,7 @@ func (p *Plugin) Delete(ctx context.Context, r request.Device) error {
 		return nil
 	}
 	_, err := p.bounded(ctx, op.Request{
-		Keys: []string{r.Volume}, Cancels: []string{r.Volume}, Fingerprint: "DeleteDevice " + r.Name, What: "DeleteDevice",
+		Keys: []string{volumeKey(r.Volume)}, Cancels: []string{volumeKey(r.Volume)}, Fingerprint: "DeleteDevice " + r.Name, What: "DeleteDevice",
 	}, func(ctx context.Context) (string, error) {
 		err := p.delete(ctx, r)
 		if _, known := p.table.Device(r.Volume); err == nil && !known {

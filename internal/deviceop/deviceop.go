@@ -56,12 +56,15 @@ func (o *Operations) Close(ctx context.Context) error { return o.ops.Close(ctx) 
 // Waiting returns an error if an operation on an object runs longer than usual.
 func (o *Operations) Waiting(object string, usual time.Duration) error {
 	for _, r := range o.ops.Running() {
-		if d := time.Since(r.Since); r.Keys[0] == object && d > usual {
+		if d := time.Since(r.Since); r.Keys[0] == o.key(object) && d > usual {
 			return errs.Errorf(errs.Unavailable, "%s of the %s %s has waited %v for the %s", r.What, o.config.Object, object, d.Round(time.Second), o.config.Storage)
 		}
 	}
 	return nil
 }
+
+// key has the kind of object, as its name can have a colon.
+func (o *Operations) key(object string) string { return o.config.Object + ":" + object }
 
 // Do runs an operation on an object, or joins the one with the same fingerprint.
 // It waits until ctx ends, or for the timeout.
@@ -73,7 +76,7 @@ func Do[T any](ctx context.Context, o *Operations, object, what, fingerprint str
 	begun := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, o.config.Timeout)
 	defer cancel()
-	result, err := op.Do(ctx, o.ops, op.Request{Keys: []string{object}, Fingerprint: what + " " + fingerprint, What: what}, func(ctx context.Context) (T, error) {
+	result, err := op.Do(ctx, o.ops, op.Request{Keys: []string{o.key(object)}, Fingerprint: what + " " + fingerprint, What: what}, func(ctx context.Context) (T, error) {
 		ctx, unlock, err := Lock(ctx, lockWait, o.config.Lock, o.config.Object, object)
 		if err != nil {
 			return none, err
