@@ -16,6 +16,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	kernel "github.com/cleatproject/cleat/internal/linux/nvme"
+	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -28,6 +29,38 @@ func (a *Attacher) host(l access.NVMe) host {
 		nqn = a.config.HostNQN
 	}
 	return host{nqn, access.HostID(nqn)}
+}
+
+// checkForeign rejects a subsystem that another program is connected to: the
+// kernel would send I/O of the volume over its controllers as well.
+func (a *Attacher) checkForeign(nqn, hostNQN string) error {
+	all, err := a.kernel.Controllers()
+	if err != nil {
+		return err
+	}
+	for _, c := range all {
+		if c.NQN == nqn && c.HostNQN != hostNQN {
+			return errs.Errorf(errs.Precondition, "the subsystem %s is connected by another program as %s, with the host NQN %s; disconnect it there first", nqn, c.Name, errs.Quote(c.HostNQN))
+		}
+	}
+	return nil
+}
+
+// checkOwner rejects a namespace, of those of its subsystem, that is attached as
+// another volume: each would be mounted, and detached, without the other.
+func (a *Attacher) checkOwner(id volume.ID, l access.NVMe, disks []kernel.Namespace) error {
+	all, err := a.records.all()
+	if err != nil || id == "" {
+		return err
+	}
+	n, missing := choose(l, disks)
+	for _, r := range all {
+		isSame := r.name == fileName(l) || missing == nil && r.Device.Backing == backing(n)
+		if isSame && r.Volume != "" && r.Volume != id {
+			return errs.Errorf(errs.Precondition, "volume %s has the namespace of volume %s, which this node has attached from the subsystem %s; unstage volume %s first, and use one PersistentVolume for each namespace", id, r.Volume, l.NQN, r.Volume)
+		}
+	}
+	return nil
 }
 
 // path is one way to a subsystem.

@@ -173,3 +173,27 @@ func TestInaccessiblePaths(t *testing.T) {
 		}
 	}
 }
+
+// Two volumes, of which a locator names the namespace by its uuid and the other by
+// its nsId, or both alike, are not attached as one disk.
+func TestTwoVolumesOfOneNamespace(t *testing.T) {
+	k := newFakeKernel(t)
+	k.controller("nvme0", red, first)
+	disk := k.disk("nvme0n1", red, 1, 259, 1<<20-1)
+	a := k.attacher()
+	l := access.NVMe{Transport: "tcp", NQN: red, NSID: 1, Paths: []netip.AddrPort{first}}
+	r, _, err := a.records.begin(node.Target{Locator: l, Volume: "one"}, l, host{nqn: self})
+	testkit.Must(t, err)
+	r.Device = disk
+	testkit.Must(t, a.records.put(r))
+	whole := l
+	whole.NSID = 0
+	for name, other := range map[string]access.NVMe{"the same locator": l, "another locator": whole} {
+		_, err := a.Attach(testkit.Context(t), node.Target{Locator: other, Volume: "two"}, node.Use{Block: true})
+		testkit.WantError(t, name, err, errs.Precondition, "volume one", "unstage")
+	}
+	all := testkit.Value(a.records.all())(t)
+	if len(all) != 1 || all[0].Volume != "one" {
+		t.Errorf("records %+v, want that of volume one", all)
+	}
+}

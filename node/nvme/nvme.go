@@ -167,6 +167,13 @@ func (a *Attacher) attach(ctx context.Context, t node.Target, l access.NVMe, rea
 	if err := a.checkForeign(l.NQN, host.nqn); err != nil {
 		return kernel.Namespace{}, err
 	}
+	disks, err := a.kernel.Namespaces(l.NQN)
+	if err != nil {
+		return kernel.Namespace{}, err
+	}
+	if err := a.checkOwner(t.Volume, l, disks); err != nil {
+		return kernel.Namespace{}, err
+	}
 	r, isNew, err := a.records.begin(t, l, host)
 	if err != nil {
 		return kernel.Namespace{}, err
@@ -185,6 +192,9 @@ func (a *Attacher) attachRecorded(ctx context.Context, r record, l access.NVMe, 
 		return n, err
 	}
 	crashpoint.Hit("nvme.connected")
+	if err := a.checkOwner(r.Volume, l, []kernel.Namespace{n}); err != nil {
+		return n, err
+	}
 	if err := setReadOnly(n, readOnly); err != nil {
 		return n, err
 	}
@@ -205,21 +215,6 @@ func (a *Attacher) connectAndFind(ctx context.Context, l access.NVMe, host host)
 		return kernel.Namespace{}, err
 	}
 	return a.awaitNamespace(ctx, l, host)
-}
-
-// checkForeign rejects a subsystem that another program is connected to: the
-// kernel would send I/O of the volume over its controllers as well.
-func (a *Attacher) checkForeign(nqn, hostNQN string) error {
-	all, err := a.kernel.Controllers()
-	if err != nil {
-		return err
-	}
-	for _, c := range all {
-		if c.NQN == nqn && c.HostNQN != hostNQN {
-			return errs.Errorf(errs.Precondition, "the subsystem %s is connected by another program as %s, with the host NQN %s; disconnect it there first", nqn, c.Name, errs.Quote(c.HostNQN))
-		}
-	}
-	return nil
 }
 
 func setReadOnly(n kernel.Namespace, readOnly bool) error {
