@@ -3,6 +3,7 @@ package csi
 import (
 	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"maps"
 	"slices"
@@ -74,15 +75,40 @@ func (s *Node) checkGrant(id string, publishContext map[string]string) error {
 
 // runAdmitted runs an operation with this node admitted. The operation enters,
 // not the call, so that a fence also waits for work whose caller went away.
-func (s *Node) runAdmitted(ctx context.Context, r proto.Message, keys []string, fn func(ctx context.Context) error) error {
-	return run(ctx, s.config.Operations, r, keys, func(ctx context.Context) error {
-		leave, err := s.config.Admission.Enter(ctx, s.config.Client())
-		if err != nil {
-			return err
-		}
-		defer leave()
-		return fn(ctx)
+func (s *Node) runAdmitted(ctx context.Context, r proto.Message, id volume.ID, keys []string, fn func(ctx context.Context) error) error {
+	return s.inTime(ctx, id, func(ctx context.Context) error {
+		return run(ctx, s.config.Operations, r, keys, func(ctx context.Context) error {
+			leave, err := s.config.Admission.Enter(ctx, s.config.Client())
+			if err != nil {
+				return err
+			}
+			defer leave()
+			return fn(ctx)
+		})
 	})
+}
+
+// answerTime is how long before its deadline a call answers, or a tenth of its
+// time: the client drops what comes later.
+const answerTime = 2 * time.Second
+
+// inTime makes a call on a volume that waits until its deadline answer with what
+// it waits for, as storage that cannot be reached. Its operation goes on.
+func (s *Node) inTime(ctx context.Context, id volume.ID, call func(context.Context) error) error {
+	deadline, limited := ctx.Deadline()
+	if !limited {
+		return call(ctx)
+	}
+	early, cancel := context.WithDeadline(ctx, deadline.Add(-min(answerTime, time.Until(deadline)/10)))
+	defer cancel()
+	err := call(early)
+	if err == nil || ctx.Err() != nil || early.Err() == nil || !errors.Is(err, early.Err()) || errs.KindOf(err) != errs.Internal {
+		return err
+	}
+	if waits := s.config.Manager.Waiting(ctx, id); waits != nil {
+		return errs.Errorf(errs.Unavailable, "%w; it waits, as %w", err, waits)
+	}
+	return errs.Errorf(errs.Unavailable, "%w", err)
 }
 
 // NodeStageVolume mounts a volume at its staging path.
@@ -94,7 +120,7 @@ func (s *Node) NodeStageVolume(ctx context.Context, r *spec.NodeStageVolumeReque
 	if err := s.checkGrant(r.GetVolumeId(), r.GetPublishContext()); err != nil {
 		return nil, err
 	}
-	return &spec.NodeStageVolumeResponse{}, s.runAdmitted(ctx, r, []string{nodeVolumeKey(req.Volume)}, func(ctx context.Context) error {
+	return &spec.NodeStageVolumeResponse{}, s.runAdmitted(ctx, r, req.Volume, []string{nodeVolumeKey(req.Volume)}, func(ctx context.Context) error {
 		return s.config.Manager.Stage(ctx, req)
 	})
 }
@@ -148,8 +174,10 @@ func (s *Node) NodeUnstageVolume(ctx context.Context, r *spec.NodeUnstageVolumeR
 	if known, err := s.checkUndo(ctx, req.Volume, "staging_target_path", req.Staging); err != nil || !known {
 		return response, err
 	}
-	return response, undo(ctx, s.config.Operations, r, []string{nodeVolumeKey(req.Volume)}, nil, func(ctx context.Context) error {
-		return s.config.Manager.Unstage(ctx, req)
+	return response, s.inTime(ctx, req.Volume, func(ctx context.Context) error {
+		return undo(ctx, s.config.Operations, r, []string{nodeVolumeKey(req.Volume)}, nil, func(ctx context.Context) error {
+			return s.config.Manager.Unstage(ctx, req)
+		})
 	})
 }
 
@@ -182,7 +210,7 @@ func (s *Node) NodePublishVolume(ctx context.Context, r *spec.NodePublishVolumeR
 		}
 	}
 	keys := []string{nodeVolumeKey(req.Volume), targetKey(req.Target)}
-	return &spec.NodePublishVolumeResponse{}, s.runAdmitted(ctx, r, keys, func(ctx context.Context) error {
+	return &spec.NodePublishVolumeResponse{}, s.runAdmitted(ctx, r, req.Volume, keys, func(ctx context.Context) error {
 		return s.config.Manager.Publish(ctx, req)
 	})
 }
@@ -271,7 +299,9 @@ func (s *Node) NodeUnpublishVolume(ctx context.Context, r *spec.NodeUnpublishVol
 	if known, err := s.checkUndo(ctx, req.Volume, "target_path", req.Target); err != nil || !known {
 		return response, err
 	}
-	return response, undo(ctx, s.config.Operations, r, []string{targetKey(req.Target)}, []string{nodeVolumeKey(req.Volume)}, func(ctx context.Context) error {
-		return s.config.Manager.Unpublish(ctx, req)
+	return response, s.inTime(ctx, req.Volume, func(ctx context.Context) error {
+		return undo(ctx, s.config.Operations, r, []string{targetKey(req.Target)}, []string{nodeVolumeKey(req.Volume)}, func(ctx context.Context) error {
+			return s.config.Manager.Unpublish(ctx, req)
+		})
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
@@ -30,6 +31,21 @@ const (
 	size = 64 << 20
 )
 
+func (s *slow) Detach(ctx context.Context, t node.Target) error {
+	if s.answers != nil {
+		<-s.answers
+	}
+	return s.Attacher.Detach(ctx, t)
+}
+
+func (s *slow) Inspect(ctx context.Context, t node.Target) (node.Info, error) {
+	info, err := s.Attacher.Inspect(ctx, t)
+	if s.answers != nil {
+		info.Presence, info.Problem = node.Unreachable, errs.Errorf(errs.Unavailable, "path 1 is inaccessible")
+	}
+	return info, err
+}
+
 // nodeRig is the node service over gRPC, with its own pool.
 type nodeRig struct {
 	spec.NodeClient
@@ -37,16 +53,20 @@ type nodeRig struct {
 	dir     string
 	manager *node.Manager
 	service *csi.Node
+	slow    *slow
 	log     testkit.Log
 }
 
-// slow is an attacher whose Attach can wait.
+// slow is an attacher whose calls can wait.
 type slow struct {
 	node.Attacher
-	began chan struct{} // nil: no waiting
+	began chan struct{} // nil: Attach does not wait
+	// answers ends the wait of Detach, for storage that cannot be reached; nil: it
+	// does not wait.
+	answers chan struct{}
 }
 
-func (s slow) Attach(ctx context.Context, t node.Target, u node.Use) (*node.Attachment, error) {
+func (s *slow) Attach(ctx context.Context, t node.Target, u node.Use) (*node.Attachment, error) {
 	if s.began != nil {
 		s.began <- struct{}{}
 		<-ctx.Done()
@@ -62,10 +82,11 @@ func newNodeRig(t *testing.T, began chan struct{}, adjust ...func(*csi.NodeConfi
 	testkit.Must(r.t, err)
 	testkit.Must(r.t, os.MkdirAll(filepath.Join(dir, "pool/volumes"), 0o700))
 	testkit.Must(r.t, os.WriteFile(filepath.Join(dir, "pool/pool.json"), []byte(`{"version":1,"uuid":"`+pool+`"}`), 0o600))
+	r.slow = &slow{Attacher: file.New(filepath.Join(dir, "pool")), began: began}
 	r.manager = testkit.Value(node.Open(t.Context(), node.Config{
 		Store: filepath.Join(dir, "node.db"),
 		Attachers: map[string]node.Attacher{
-			file.Protocol(): slow{file.New(filepath.Join(dir, "pool")), began},
+			file.Protocol(): r.slow,
 		},
 	}))(r.t)
 	t.Cleanup(r.cleanUp)

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
@@ -189,6 +190,24 @@ func TestUnstageCancelsStage(t *testing.T) {
 	if known, err := r.manager.IsRecorded(t.Context(), "vol-1"); err != nil || known {
 		t.Errorf("the cancelled stage is on record: %t, %v", known, err)
 	}
+}
+
+// A call that waits for storage answers before its deadline, with what it waits
+// for; a repeat joins it.
+func TestWaitingCallAnswersInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newNodeRig(t, nil)
+		s := r.stage("vol-1", blockCap())
+		testkit.Value(r.NodeStageVolume(t.Context(), s))(t)
+		r.slow.answers = make(chan struct{})
+		unstage := &spec.NodeUnstageVolumeRequest{VolumeId: s.VolumeId, StagingTargetPath: s.StagingTargetPath}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err := r.NodeUnstageVolume(ctx, unstage)
+		r.code(err, codes.Unavailable, "NodeUnstageVolume is still in progress", "path 1 is inaccessible", "repeat")
+		close(r.slow.answers)
+		testkit.Value(r.NodeUnstageVolume(t.Context(), unstage))(t)
+	})
 }
 
 // Trims yield to calls, and end with their context.

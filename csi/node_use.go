@@ -61,14 +61,18 @@ func (s *Node) NodeExpandVolume(ctx context.Context, r *spec.NodeExpandVolumeReq
 	if err != nil {
 		return nil, err
 	}
-	size, err := do(ctx, s.config.Operations, r, []string{nodeVolumeKey(req.Volume)}, func(ctx context.Context) (int64, error) {
-		size, err := s.config.Manager.Expand(ctx, req)
-		return size, refused(err, errs.OutOfRange)
+	response := &spec.NodeExpandVolumeResponse{}
+	err = s.inTime(ctx, req.Volume, func(ctx context.Context) (err error) {
+		response.CapacityBytes, err = do(ctx, s.config.Operations, r, []string{nodeVolumeKey(req.Volume)}, func(ctx context.Context) (int64, error) {
+			size, err := s.config.Manager.Expand(ctx, req)
+			return size, refused(err, errs.OutOfRange)
+		})
+		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &spec.NodeExpandVolumeResponse{CapacityBytes: size}, nil
+	return response, nil
 }
 
 func (s *Node) expandRequest(r *spec.NodeExpandVolumeRequest) (req node.ExpandRequest, err error) {
