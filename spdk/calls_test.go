@@ -203,6 +203,20 @@ func TestCalls(t *testing.T) {
 			`true`, func(ctx context.Context, c *Client) (any, error) { return ok(c.AddKeyFile(ctx, "k", "/keys/k")) },
 			"keyring_file_add_key", `{"name":"k","path":"/keys/k"}`, nil,
 		},
+		"the keyring": {
+			`[{"name":"k","module":"keyring_file","removed":false,"path":"/k"}]`, func(ctx context.Context, c *Client) (any, error) { return c.Keyring(ctx) },
+			"keyring_get_keys", `null`, []KeyringEntry{{Name: "k"}},
+		},
+		"admit a host with keys": {
+			`true`, func(ctx context.Context, c *Client) (any, error) {
+				return ok(c.AddHost(ctx, "n", "h", HostKeys{Host: "k", Target: "t"}))
+			}, "nvmf_subsystem_add_host", `{"nqn":"n","host":"h","dhchap_key":"k","dhchap_ctrlr_key":"t"}`, nil,
+		},
+		"replace the keys of a host": {
+			`true`, func(ctx context.Context, c *Client) (any, error) {
+				return ok(c.SetHostKeys(ctx, "n", "h", HostKeys{Host: "k"}))
+			}, "nvmf_subsystem_set_keys", `{"nqn":"n","host":"h","dhchap_key":"k"}`, nil,
+		},
 		"remove a key": {
 			`true`, func(ctx context.Context, c *Client) (any, error) { return ok(c.RemoveKey(ctx, "k")) }, "keyring_file_remove_key", `{"name":"k"}`, nil,
 		},

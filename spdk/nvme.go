@@ -129,3 +129,18 @@ func (c *Client) AddKeyFile(ctx context.Context, name, path string) error {
 func (c *Client) RemoveKey(ctx context.Context, name string) error {
 	return c.Do(ctx, "keyring_file_remove_key", byName{name})
 }
+
+// KeyringEntry is a key of the process. A removed one is listed while a host or
+// a controller refers to it, which it does not authenticate any more.
+type KeyringEntry struct {
+	Name    string `json:"name"`
+	Removed bool   `json:"removed"`
+}
+
+// Keyring returns the keys of the process, without their content.
+// UnknownMethod: the release is older than 24.05.
+func (c *Client) Keyring(ctx context.Context) ([]KeyringEntry, error) {
+	var all []KeyringEntry
+	err := c.Call(ctx, "keyring_get_keys", nil, &all)
+	return all, err
+}

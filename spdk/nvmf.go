@@ -8,15 +8,27 @@ import (
 
 // Subsystem is an NVMe subsystem that the process exports.
 type Subsystem struct {
-	NQN          string        `json:"nqn"`
-	Listeners    []NVMeAddress `json:"listen_addresses"`
-	AllowAnyHost bool          `json:"allow_any_host"`
-	Hosts        []struct {
-		NQN string `json:"nqn"`
-	} `json:"hosts"`
-	Serial     string          `json:"serial_number"`
-	Model      string          `json:"model_number"`
-	Namespaces []SubsystemDisk `json:"namespaces"`
+	NQN          string          `json:"nqn"`
+	Listeners    []NVMeAddress   `json:"listen_addresses"`
+	AllowAnyHost bool            `json:"allow_any_host"`
+	Hosts        []AllowedHost   `json:"hosts"`
+	Serial       string          `json:"serial_number"`
+	Model        string          `json:"model_number"`
+	Namespaces   []SubsystemDisk `json:"namespaces"`
+}
+
+// AllowedHost is a host on the list of a subsystem.
+type AllowedHost struct {
+	NQN string `json:"nqn"`
+	HostKeys
+}
+
+// HostKeys names the entries of the keyring that authenticate a host, and the
+// target to it, with DH-HMAC-CHAP; empty: none. Releases before 24.05 ignore them
+// in AddHost.
+type HostKeys struct {
+	Host   string `json:"dhchap_key,omitempty"`
+	Target string `json:"dhchap_ctrlr_key,omitempty"`
 }
 
 // SubsystemDisk is a namespace of a subsystem. Bdev is its name, the UUID of an
@@ -30,12 +42,18 @@ type SubsystemDisk struct {
 
 // HasHost reports whether a host is on the list of the subsystem.
 func (s Subsystem) HasHost(nqn string) bool {
+	_, found := s.Keys(nqn)
+	return found
+}
+
+// Keys returns the keys of a host on the list.
+func (s Subsystem) Keys(nqn string) (keys HostKeys, found bool) {
 	for _, h := range s.Hosts {
 		if h.NQN == nqn {
-			return true
+			return h.HostKeys, true
 		}
 	}
-	return false
+	return HostKeys{}, false
 }
 
 // Subsystems returns all subsystems, also the discovery subsystem.
@@ -99,10 +117,15 @@ func (c *Client) AddNamespace(ctx context.Context, nqn string, d SubsystemDisk) 
 	return c.Call(ctx, "nvmf_subsystem_add_ns", params, nil)
 }
 
-// AddHost admits a host. Its error does not say whether it is admitted already:
-// read the subsystem.
-func (c *Client) AddHost(ctx context.Context, nqn, host string) error {
-	return c.Do(ctx, "nvmf_subsystem_add_host", hostOf{byNQN{nqn}, host})
+// AddHost admits a host. Its error does not say whether it is admitted already,
+// or whether an entry of the keyring is missing: read them.
+func (c *Client) AddHost(ctx context.Context, nqn, host string, keys HostKeys) error {
+	return c.Do(ctx, "nvmf_subsystem_add_host", keysOfHost{hostOf{byNQN{nqn}, host}, keys})
+}
+
+// SetHostKeys replaces the keys of an admitted host. Its sessions stay.
+func (c *Client) SetHostKeys(ctx context.Context, nqn, host string, keys HostKeys) error {
+	return c.Do(ctx, "nvmf_subsystem_set_keys", keysOfHost{hostOf{byNQN{nqn}, host}, keys})
 }
 
 // RemoveHost removes a host and ends its sessions; releases before 26.05 return
@@ -115,6 +138,11 @@ func (c *Client) RemoveHost(ctx context.Context, nqn, host string) error {
 type hostOf struct {
 	byNQN
 	Host string `json:"host"`
+}
+
+type keysOfHost struct {
+	hostOf
+	HostKeys
 }
 
 // AllowAnyHost admits every host, or only those of the list.

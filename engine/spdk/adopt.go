@@ -47,6 +47,9 @@ func (e *Engine) adopt(ctx context.Context, r *record) error {
 		return errs.Errorf(errs.Precondition, "volume %s is exported by another release with the owner %s, and this one is %s; if no other release has it, delete subsystem %s at target %s",
 			r.id(), s.Serial, e.serial(), s.NQN, t.Name)
 	case err == nil:
+		if err := r.adoptKeys(s); err != nil {
+			return err
+		}
 		r.Hosts, r.Evicting, err = t.presentHosts(ctx, s)
 	case errors.Is(err, rpc.NotFound): // not exported
 		err = nil

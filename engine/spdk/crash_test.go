@@ -100,6 +100,7 @@ var crashCases = []struct {
 		return enginetest.Call{Modify: base.ID, Attributes: map[string]string{keyIOPS: "5000"}}
 	}},
 	{"enforce", []string{"export.removed", "export.admitted"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call { return enginetest.Call{Enforce: base.ID} }},
+	{"keys", []string{"export.removed", "export.keyed", "export.admitted"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call { return enginetest.Call{Enforce: base.ID} }},
 	{"close", []string{"export.closed"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call { return enginetest.Call{Enforce: base.ID} }},
 	{"snapshot", []string{"snapshot.recorded", "snapshot.taken"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call {
 		return enginetest.Call{Snapshot: &volume.SnapshotRequest{Name: "new", Source: base.ID}}
@@ -149,7 +150,12 @@ func TestKilled(t *testing.T) {
 }
 
 func prepare(t *testing.T, r *rig, e *Engine, name, point string, work func(volume.Volume, volume.Snapshot) enginetest.Call) (volume.Volume, enginetest.Call) {
-	base := create(t, e, "base", volume.Source{})
+	req := request("base", volume.Source{})
+	if name == "keys" {
+		r.provision("n1", "secret")
+		req.Parameters = map[string]string{keyDHChap: "gold"}
+	}
+	base := testkit.Value(e.Create(testkit.Context(t), req))(t)
 	s := takeSnap(t, e, "snap", base.ID)
 	if name != "unsnap alone" {
 		create(t, e, "restored", volume.Source{Snapshot: s.ID})
@@ -168,6 +174,11 @@ func prepare(t *testing.T, r *rig, e *Engine, name, point string, work func(volu
 		}
 	}
 	publish(t, e, base.ID, node("n1", "192.0.2.1"))
+	if name == "keys" { // admitted without its key
+		nqn := base.Locator.(access.NVMe).NQN
+		testkit.Must(t, r.client(0).SetHostKeys(testkit.Context(t), nqn, access.HostNQN("n1"), rpc.HostKeys{}))
+		r.mustConnect(base, access.HostNQN("n1"), "192.0.2.1")
+	}
 	if name == "close" { // every host was admitted
 		nqn := base.Locator.(access.NVMe).NQN
 		testkit.Must(t, r.client(0).AllowAnyHost(testkit.Context(t), nqn, true))
@@ -233,6 +244,12 @@ func (r *rig) check(e *Engine, name string, base volume.Volume) {
 		if n := r.network.Controllers(base.Locator.(access.NVMe).NQN)[oldHost]; n > 0 {
 			r.t.Errorf("a host without a grant has %d sessions", n)
 		}
+	}
+	if name == "keys" {
+		if n := r.network.Controllers(base.Locator.(access.NVMe).NQN)[access.HostNQN("n1")]; n > 0 {
+			r.t.Errorf("the host has %d sessions that began without its key", n)
+		}
+		r.wantKey(base, "n1", "secret")
 	}
 	if name == "enforce" {
 		if n := r.network.Controllers(base.Locator.(access.NVMe).NQN)[access.HostNQN("n1")]; n > 0 {

@@ -40,7 +40,10 @@ func (e *Engine) correct(ctx context.Context, id volume.ID, revokes bool, loses 
 		}
 		return e.enforce(ctx, r)
 	})
-	if errs.KindOf(err) == errs.NotFound || revokes && errors.Is(err, errLost) { // not exported any more
+	switch {
+	case errs.KindOf(err) == errs.NotFound, revokes && errors.Is(err, errLost): // not exported any more
+		return nil
+	case revokes && errors.Is(err, errNoKey): // another host is not admitted
 		return nil
 	}
 	return err
@@ -90,7 +93,10 @@ func (e *Engine) enforce(ctx context.Context, r record) error {
 			return err
 		}
 		if unchanged && slices.Equal(now, desired) {
-			return x.note(ctx, false, false)
+			if err := x.note(ctx, false, false); err != nil {
+				return err
+			}
+			return x.noKey
 		}
 		desired = now
 	}
@@ -130,11 +136,14 @@ type export struct {
 	engine *Engine
 	target *target
 	record record
+	ring   keyring // of the target, if the volume requires keys
+	noKey  error   // of the last apply: hosts that are not admitted without a key
 }
 
 // apply makes the subsystem what it should be. Hosts are removed before others
 // are admitted, and the listener, without which no host connects, comes last.
 func (x *export) apply(ctx context.Context, desired []string) error {
+	x.noKey = nil
 	s, err := x.subsystem(ctx)
 	if err != nil {
 		return err
@@ -150,15 +159,16 @@ func (x *export) apply(ctx context.Context, desired []string) error {
 			}
 		}
 	}
+	if x.ring, err = x.target.keyringFor(ctx, []record{x.record}); err != nil {
+		return err
+	}
 	if !s.AllowAnyHost && len(s.Listeners) > 0 {
 		if err := x.endOthers(ctx, s, desired); err != nil {
 			return err
 		}
 	}
-	for _, host := range desired {
-		if err := x.admit(ctx, s, host); err != nil {
-			return err
-		}
+	if err := x.admitAll(ctx, s, desired); err != nil {
+		return err
 	}
 	if s.AllowAnyHost {
 		if err := x.note(ctx, true, x.record.LimitsDue); err != nil {
@@ -239,14 +249,19 @@ func (x *export) endOthers(ctx context.Context, s rpc.Subsystem, desired []strin
 		if slices.Contains(desired, c.HostNQN) {
 			continue
 		}
-		if err := x.admit(ctx, s, c.HostNQN); err != nil {
-			return err
-		}
-		if err := x.remove(ctx, c.HostNQN); err != nil {
+		if err := x.evict(ctx, s, c.HostNQN); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// evict ends the sessions of a host that is on no list.
+func (x *export) evict(ctx context.Context, s rpc.Subsystem, host string) error {
+	if err := x.admit(ctx, s, host, x.ring.other(x.record.keysOf(host))); err != nil {
+		return err
+	}
+	return x.remove(ctx, host)
 }
 
 func (x *export) subsystem(ctx context.Context) (rpc.Subsystem, error) {
@@ -297,11 +312,11 @@ func (x *export) namespace(ctx context.Context, s rpc.Subsystem) (added bool, er
 	return false, failure
 }
 
-func (x *export) admit(ctx context.Context, s rpc.Subsystem, host string) error {
+func (x *export) admit(ctx context.Context, s rpc.Subsystem, host string, keys rpc.HostKeys) error {
 	if s.HasHost(host) {
 		return nil
 	}
-	failure := x.target.Client.AddHost(ctx, s.NQN, host)
+	failure := x.target.Client.AddHost(ctx, s.NQN, host, keys)
 	if failure == nil {
 		return nil
 	}

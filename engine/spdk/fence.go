@@ -171,7 +171,7 @@ func (e *Engine) hasUnseenClient(ctx context.Context, t *target) (bool, error) {
 func (e *Engine) compareSome(ctx context.Context, t *target, ids []volume.ID) error {
 	failed, err := e.compareEach(ctx, t)
 	for _, id := range ids {
-		if !errors.Is(failed[id], errLost) { // not exported any more
+		if !errors.Is(failed[id], errLost) && !errors.Is(failed[id], errNoKey) { // not exported any more; hosts that are not admitted
 			err = errors.Join(err, failed[id])
 		}
 	}

@@ -8,27 +8,31 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	rpc "github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/volume/access"
 )
 
 // Parameters of a StorageClass. Those of QoS have the names that simplyblock's
 // driver uses, and can be changed (VolumeAttributesClass).
 const (
-	keyTarget    = "target"
-	keyStore     = "lvolStore"
-	keyThin      = "thinProvision"
-	keyClear     = "clearMethod"
-	keyOldData   = "allowOldData"
-	keyIOPS      = "qos_rw_iops"
-	keyMBytes    = "qos_rw_mbytes"
-	keyReadMB    = "qos_r_mbytes"
-	keyWriteMB   = "qos_w_mbytes"
-	defaultClear = "unmap"
+	keyTarget  = "target"
+	keyStore   = "lvolStore"
+	keyThin    = "thinProvision"
+	keyClear   = "clearMethod"
+	keyOldData = "allowOldData"
+	keyIOPS    = "qos_rw_iops"
+	keyMBytes  = "qos_rw_mbytes"
+	keyReadMB  = "qos_r_mbytes"
+	keyWriteMB = "qos_w_mbytes"
+	// Those of keys have the names of the volume context.
+	keyDHChap      = "dhchapKey"
+	keyDHChapCtrlr = "dhchapCtrlrKey"
+	defaultClear   = "unmap"
 )
 
 func mutableKeys() []string { return []string{keyReadMB, keyIOPS, keyMBytes, keyWriteMB} }
 
 func parameterKeys() []string {
-	return slices.Sorted(slices.Values(append(mutableKeys(), keyTarget, keyStore, keyThin, keyClear, keyOldData)))
+	return slices.Sorted(slices.Values(append(mutableKeys(), keyTarget, keyStore, keyThin, keyClear, keyOldData, keyDHChap, keyDHChapCtrlr)))
 }
 
 type settings struct {
@@ -45,6 +49,9 @@ func parseSettings(parameters map[string]string) (settings, error) {
 		if err := s.set(key, parameters[key]); err != nil {
 			return settings{}, err
 		}
+	}
+	if parameters[keyDHChapCtrlr] != "" && parameters[keyDHChap] == "" {
+		return settings{}, errs.Errorf(errs.Invalid, "%s requires %s: the target authenticates only to an authenticated host", keyDHChapCtrlr, keyDHChap)
 	}
 	return s, nil
 }
@@ -68,6 +75,12 @@ func (s *settings) set(key, value string) (err error) {
 			return errs.Errorf(errs.Invalid, "%s %s is not possible; use unmap, or write_zeroes for a device whose discarded blocks do not read as zeros", key, errs.Quote(value))
 		}
 		s.clear = value
+	case keyDHChap, keyDHChapCtrlr:
+		if !access.IsKeyName(value) { // it can be the key
+			return errs.Errorf(errs.Invalid, "%s is not the name of a key (its %d characters are not shown); use up to 63 letters, digits, dots, dashes and underscores: nodes have a file of this name in --nvme-key-dir, and targets an entry of their keyring for each host, with a dot and the host ID after the name", key, len(value))
+		}
+	case "tlsKey":
+		return errs.Errorf(errs.Invalid, "engine spdk does not export volumes with TLS yet; use %s", keyDHChap)
 	default:
 		return s.setAttribute(key, value, parameterKeys())
 	}

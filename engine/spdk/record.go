@@ -116,7 +116,10 @@ func (e *Engine) volume(r record) volume.Volume {
 		Source: volume.Source{Volume: r.FromVolume, Snapshot: r.FromSnap}, Ephemeral: r.Ephemeral,
 		Attributes: r.Attributes, Created: r.Created, Context: r.context(),
 	}
-	locator := access.NVMe{Transport: "tcp", NQN: r.nqn(), UUID: r.UUID}
+	locator := access.NVMe{
+		Transport: "tcp", NQN: r.nqn(), UUID: r.UUID,
+		DHChapKey: r.Parameters[keyDHChap], DHChapCtrlrKey: r.Parameters[keyDHChapCtrlr],
+	}
 	if t := e.targets[r.Target]; t != nil {
 		locator.Transport, locator.Paths, v.Topology = t.Transport, t.Addresses, maps.Clone(t.Topology)
 	}

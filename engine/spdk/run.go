@@ -38,7 +38,7 @@ func (e *Engine) watch(ctx context.Context, t *target) {
 	defer ticker.Stop()
 	for {
 		err := e.compare(ctx, t)
-		if (err == nil || errors.Is(err, errLost)) && t.unswept.Swap(false) {
+		if (err == nil || errors.Is(err, errLost) || errors.Is(err, errNoKey)) && t.unswept.Swap(false) {
 			if swept := e.sweep(ctx, t); swept != nil {
 				t.unswept.Store(true)
 				err = errors.Join(err, swept)
@@ -94,6 +94,10 @@ func (e *Engine) compareEach(ctx context.Context, t *target) (failed map[volume.
 	if err != nil {
 		return nil, err
 	}
+	ring, err := t.keyringFor(ctx, all)
+	if err != nil {
+		e.config.Logger.DebugContext(ctx, "keyring of an SPDK target cannot be read", "target", t.Name, "err", err)
+	}
 	var mu sync.Mutex
 	failed = map[volume.ID]error{}
 	var volumes errgroup.Group
@@ -106,7 +110,7 @@ func (e *Engine) compareEach(ctx context.Context, t *target) (failed map[volume.
 		owned[r.nqn()] = true
 		grants := admitted[r.id()]
 		volumes.Go(func() (err error) {
-			if r.isVolume() && t.differs(seen, r, e.hostNQNs(r, grants)) {
+			if r.isVolume() && t.differs(seen, ring, r, e.hostNQNs(r, grants)) {
 				err = e.repair(ctx, r.id())
 			} else {
 				err = e.learn(ctx, t, r, grants)
@@ -167,7 +171,7 @@ func (t *target) subsystems(ctx context.Context) (map[string]rpc.Subsystem, erro
 }
 
 // differs reports whether an export is not as recorded.
-func (t *target) differs(seen map[string]rpc.Subsystem, r record, desired []string) bool {
+func (t *target) differs(seen map[string]rpc.Subsystem, ring keyring, r record, desired []string) bool {
 	s, found := seen[r.nqn()]
 	if !found || s.AllowAnyHost || r.Evicting || r.LimitsDue || len(s.Namespaces) != 1 || s.Namespaces[0].Bdev != r.UUID {
 		return true
@@ -177,7 +181,9 @@ func (t *target) differs(seen map[string]rpc.Subsystem, r record, desired []stri
 			return true
 		}
 	}
-	return !slices.Equal(admittedBy(s), desired)
+	return !slices.Equal(admittedBy(s), desired) || r.requiresKeys() && slices.ContainsFunc(s.Hosts, func(h rpc.AllowedHost) bool {
+		return h.HostKeys != r.keysOf(h.NQN) || ring.isReplaced(h.HostKeys)
+	})
 }
 
 func admittedBy(s rpc.Subsystem) (hosts []string) {

@@ -5,14 +5,20 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 )
 
-// key has a path; the double never reads key files.
+// key is an entry of the keyring, a file that is read at each use. A removed one
+// stays while hosts refer to it, and authenticates none of them.
 type key struct {
 	name, path string
+	removed    bool
 }
 
-// [R]
+// hostKeys are those with which a subsystem authenticates a host; nil: none.
+type hostKeys struct{ key, ctrlr *key }
+
+// [R] SPDK 26.09: lib/keyring/keyring.c, module/keyring/file/keyring.c
 func keyringMethods() map[string]method {
 	bad := textError(invalidParams, eINVAL)
 	return map[string]method{
@@ -23,8 +29,13 @@ func keyringMethods() map[string]method {
 }
 
 func addKey(p *Process, _ context.Context, a args) (any, *Error) {
-	k := key{a.text("name"), a.text("path")}
-	if !filepath.IsAbs(k.path) {
+	k := &key{name: a.text("name"), path: a.text("path")}
+	switch {
+	case strings.Index(k.name, ":") > 0: // the name of a keyring
+		return nil, errno(eINVAL)
+	case p.key(k.name) != nil:
+		return nil, errno(eEXIST)
+	case !filepath.IsAbs(k.path):
 		return nil, errno(ePERM)
 	}
 	fi, err := os.Stat(filepath.Join(p.config.Root, k.path))
@@ -33,26 +44,97 @@ func addKey(p *Process, _ context.Context, a args) (any, *Error) {
 		return nil, errno(eNOENT)
 	case fi.Mode().Perm()&0o077 != 0:
 		return nil, errno(ePERM)
-	case slices.ContainsFunc(p.keys, func(x key) bool { return x.name == k.name }):
-		return nil, errno(eEXIST)
 	}
 	p.keys = append(p.keys, k)
 	return true, nil
 }
 
-func removeKey(p *Process, _ context.Context, a args) (any, *Error) {
-	before := len(p.keys)
-	p.keys = slices.DeleteFunc(p.keys, func(k key) bool { return k.name == a.text("name") })
-	if len(p.keys) == before {
-		return nil, errno(eNOENT)
+// key returns an entry that is not removed, or nil.
+func (p *Process) key(name string) *key {
+	i := slices.IndexFunc(p.keys, func(k *key) bool { return !k.removed && k.name == strings.TrimPrefix(name, ":") })
+	if i < 0 {
+		return nil
 	}
+	return p.keys[i]
+}
+
+func removeKey(p *Process, _ context.Context, a args) (any, *Error) {
+	k := p.key(a.text("name"))
+	if k == nil {
+		return nil, errno(eNOKEY)
+	}
+	k.removed = true
 	return true, nil
 }
 
 func showKeys(p *Process, _ context.Context, _ args) (any, *Error) {
 	all := []map[string]any{}
-	for _, k := range p.keys {
-		all = append(all, map[string]any{"name": k.name, "module": "keyring_file", "removed": false, "probed": false, "refcnt": 1, "path": k.path})
+	for _, removed := range []bool{false, true} {
+		for _, k := range p.keys {
+			refs := p.references(k)
+			if k.removed != removed || removed && refs == 0 {
+				continue
+			}
+			shown := map[string]any{"name": k.name, "module": "keyring_file", "removed": removed, "probed": false, "refcnt": refs}
+			if !removed {
+				shown["refcnt"], shown["path"] = refs+1, k.path
+			}
+			all = append(all, shown)
+		}
 	}
 	return all, nil
+}
+
+func (p *Process) references(k *key) (count int) {
+	for _, s := range p.network.subsystems {
+		for _, h := range s.keys {
+			if s.owner == p && h.key == k {
+				count++
+			}
+			if s.owner == p && h.ctrlr == k {
+				count++
+			}
+		}
+	}
+	return count
+}
+
+// hostKeys returns the entries that a request names. SPDK has one text for a
+// missing entry and for bad parameters.
+func (p *Process) hostKeys(a args) (h hostKeys, e *Error) {
+	for name, into := range map[string]**key{"dhchap_key": &h.key, "dhchap_ctrlr_key": &h.ctrlr} {
+		if a.has(name) {
+			if *into = p.key(a.text(name)); *into == nil {
+				return h, badParams()
+			}
+		}
+	}
+	return h, nil
+}
+
+// setKeys of no key lets the host connect without authentication. Sessions stay.
+func setKeys(p *Process, _ context.Context, a args) (any, *Error) {
+	s, e := p.subsystem(a)
+	if e != nil {
+		return nil, e
+	}
+	keys, e := p.hostKeys(a)
+	if e != nil {
+		return nil, e
+	}
+	if !slices.Contains(s.hosts, a.text("host")) || keys.key == nil && keys.ctrlr != nil {
+		return nil, errno(eINVAL)
+	}
+	s.keys[a.text("host")] = keys
+	return true, nil
+}
+
+// authenticates reports whether a host that has a key can connect.
+func (s *subsystem) authenticates(host, secret string) bool {
+	k := s.keys[host].key
+	if k == nil {
+		return true
+	}
+	text, err := os.ReadFile(filepath.Join(s.owner.config.Root, k.path))
+	return err == nil && !k.removed && strings.TrimSpace(string(text)) == secret
 }

@@ -81,6 +81,7 @@ type subsystem struct {
 	listeners          []Address
 	anyHost            bool
 	hosts              []string
+	keys               map[string]hostKeys // by host
 	maxNamespaces      uint32
 	namespaces         []*namespace
 	owner              *Process // nil: remote

@@ -112,7 +112,7 @@ type state struct {
 	connectLimit time.Duration // bdev_nvme_set_options tcp_connect_timeout_ms
 	transports   []string
 	fsdevs       []fsdev
-	keys         []key
+	keys         []*key
 	clusters     []string
 	snap         snap
 	virtioFS     virtioFS

@@ -36,10 +36,15 @@ type Session struct {
 // admits the host. nvmf_subsystem_remove_host, the end of the subsystem or of
 // its listener, and SetReach end the session.
 func (n *Network) Connect(hostNQN, source, nqn string, a Address) (*Session, error) {
+	return n.Authenticate(hostNQN, source, nqn, a, "")
+}
+
+// Authenticate is Connect with a DH-HMAC-CHAP key of the host.
+func (n *Network) Authenticate(hostNQN, source, nqn string, a Address, key string) (*Session, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.catchUp()
-	target := n.find(a, nqn, hostNQN)
+	target := n.find(a, nqn, hostNQN, key)
 	if target == nil {
 		return nil, fmt.Errorf("spdktest: no subsystem %s at %s:%s admits %s", nqn, a.Host, a.Port, hostNQN)
 	}
@@ -92,9 +97,9 @@ func (n *Network) listens(a Address, s *subsystem) bool {
 }
 
 // find returns the subsystem that a host reaches, or nil.
-func (n *Network) find(a Address, nqn, host string) *subsystem {
+func (n *Network) find(a Address, nqn, host, key string) *subsystem {
 	for _, s := range n.byNQN[nqn] {
-		if n.listens(a, s) && s.allows(host) {
+		if n.listens(a, s) && s.allows(host) && s.authenticates(host, key) {
 			return s
 		}
 	}
@@ -150,6 +155,7 @@ func removeHost(p *Process, _ context.Context, a args) (any, *Error) {
 		return nil, internal()
 	}
 	s.hosts = slices.Delete(s.hosts, i, i+1)
+	delete(s.keys, host)
 	for _, x := range s.sessions(p.network) {
 		if x.host == host && x.ends.IsZero() {
 			x.ends = p.network.now().Add(p.config.Timing.RemoveHost)

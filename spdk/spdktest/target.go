@@ -41,6 +41,7 @@ func targetMethods() map[string]method {
 		"nvmf_subsystem_remove_ns":       {run: removeNamespace, takes: remove},
 		"nvmf_subsystem_add_host":        {run: addHost, takes: host.and(map[string]kind{"psk": text, "dhchap_key": text, "dhchap_ctrlr_key": text})},
 		"nvmf_subsystem_remove_host":     {run: removeHost, takes: host.and(map[string]kind{"timeout_ms": number})},
+		"nvmf_subsystem_set_keys":        {run: setKeys, takes: host.and(map[string]kind{"dhchap_key": text, "dhchap_ctrlr_key": text})}, // [R]
 		"nvmf_subsystem_allow_any_host":  {run: allowAnyHost, takes: any},
 		"nvmf_subsystem_add_listener":    {run: addListener, takes: listener},
 		"nvmf_subsystem_remove_listener": {run: removeListener, takes: listener},
@@ -105,7 +106,7 @@ func createSubsystem(p *Process, _ context.Context, a args) (any, *Error) {
 	p.network.add(&subsystem{
 		nqn: nqn, serial: orElse(a.text("serial_number"), "00000000000000000000"),
 		model: orElse(a.text("model_number"), "SPDK bdev Controller"), anyHost: a.flag("allow_any_host"),
-		maxNamespaces: uint32(orElse(a.number("max_namespaces"), 32)), owner: p,
+		maxNamespaces: uint32(orElse(a.number("max_namespaces"), 32)), owner: p, keys: map[string]hostKeys{},
 	})
 	return true, nil
 }
@@ -148,7 +149,14 @@ func (s *subsystem) show() map[string]any {
 	}
 	hosts := []map[string]string{}
 	for _, h := range s.hosts {
-		hosts = append(hosts, map[string]string{"nqn": h})
+		shown := map[string]string{"nqn": h}
+		if k := s.keys[h]; k.key != nil {
+			shown["dhchap_key"] = k.key.name
+			if k.ctrlr != nil {
+				shown["dhchap_ctrlr_key"] = k.ctrlr.name
+			}
+		}
+		hosts = append(hosts, shown)
 	}
 	spaces := []map[string]any{}
 	for _, n := range s.namespaces {
@@ -220,10 +228,15 @@ func addHost(p *Process, _ context.Context, a args) (any, *Error) {
 		return nil, e
 	}
 	host := a.text("host")
-	if slices.Contains(s.hosts, host) || !validNQN(host) {
+	keys, e := p.hostKeys(a)
+	if e != nil {
+		return nil, e
+	}
+	if slices.Contains(s.hosts, host) || !validNQN(host) || keys.key == nil && keys.ctrlr != nil {
 		return nil, internal()
 	}
 	s.hosts = append(s.hosts, host)
+	s.keys[host] = keys
 	return true, nil
 }
 

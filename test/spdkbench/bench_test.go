@@ -42,7 +42,7 @@ func (s *site) calls(b *testing.B) {
 	ctx := b.Context()
 	steps := []step{
 		{"CreateVolume", func() { v = s.create(nil) }, func() { lvol = s.bareCreate() }},
-		{"ControllerPublish", func() { s.publish(v, node) }, func() { testkit.Must(b, s.bare.AddHost(ctx, nqn(lvol), host)) }},
+		{"ControllerPublish", func() { s.publish(v, node) }, func() { testkit.Must(b, s.bare.AddHost(ctx, nqn(lvol), host, spdk.HostKeys{})) }},
 		{"ControllerExpand", func() { s.expand(v, 2*size) }, func() { testkit.Must(b, s.bare.ResizeLvol(ctx, lvol, 2*size/mib)) }},
 		{"CreateSnapshot", func() { snap = s.snapshot(v) }, func() { bareSnap = testkit.Value(s.bare.SnapshotLvol(ctx, lvol, s.name()))(b) }},
 		{"restore", func() { restored = s.create(fromSnapshot(snap)) }, func() {

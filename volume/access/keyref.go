@@ -29,7 +29,8 @@ func isReferenceName(name string) bool {
 	})
 }
 
-func isKeyName(value string) bool {
+// IsKeyName reports whether a value can be the name of a secret key.
+func IsKeyName(value string) bool {
 	return referencePattern().MatchString(value) && !keyLike().MatchString(value) && !LooksSecret(value)
 }
 
@@ -43,7 +44,7 @@ func (f fields) reference(key string) (string, error) {
 	if IsPath(name) {
 		return "", fmt.Errorf("%s holds a path (not shown); give the name of a file in the key directory, without a slash", key)
 	}
-	if !isKeyName(name) {
+	if !IsKeyName(name) {
 		return "", fmt.Errorf("%s is not the name of a key (its %d characters are not shown: they can be the key itself); give the name of a file in the key directory: at most 63 letters, digits, dots, dashes and underscores", key, len(name))
 	}
 	return name, nil
@@ -62,7 +63,7 @@ func LooksSecret(value string) bool { return secretPattern().MatchString(value) 
 // like a secret key, or its key requires the name of one and the value is not a
 // valid name. The second rule finds secrets without a recognizable form.
 func HoldsSecret(key, value string) bool {
-	return LooksSecret(key) || LooksSecret(value) || value != "" && !isKeyName(value) && isReferenceName(key)
+	return LooksSecret(key) || LooksSecret(value) || value != "" && !IsKeyName(value) && isReferenceName(key)
 }
 
 // Quote is errs.Quote, but hides values that look like a secret key.

@@ -1,0 +1,198 @@
+package spdk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	rpc "github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// A volume with the parameter dhchapKey admits hosts with DH-HMAC-CHAP alone. The
+// parameter, and dhchapCtrlrKey for the authentication of the target, are names
+// that both sides resolve: a node to a file of its key directory, a target to an
+// entry of its keyring for each host. The controller has no key.
+
+// keyEntry is the name of a key in the keyring of a target, which cannot have a
+// host NQN in it: a colon ends the name of a keyring.
+func keyEntry(name, hostNQN string) string { return name + "." + access.HostID(hostNQN) }
+
+// keysOf returns the entries for a host of a volume.
+func (r record) keysOf(hostNQN string) (keys rpc.HostKeys) {
+	for parameter, into := range map[string]*string{keyDHChap: &keys.Host, keyDHChapCtrlr: &keys.Target} {
+		if name := r.Parameters[parameter]; name != "" {
+			*into = keyEntry(name, hostNQN)
+		}
+	}
+	return keys
+}
+
+func (r record) requiresKeys() bool { return r.Parameters[keyDHChap] != "" }
+
+// errNoKey: the keyring of a target lacks a key. The host is not admitted, or is
+// admitted with a key that is gone; other hosts have what the records say.
+var errNoKey = errors.New("the host cannot authenticate")
+
+// keyring has the state of the entries of a target, by name.
+type keyring map[string]entry
+
+type entry struct {
+	present bool
+	// replaced: hosts can refer to a removed entry of this name.
+	replaced bool
+}
+
+func (t *target) keyring(ctx context.Context) (keyring, error) {
+	all, err := t.Client.Keyring(ctx)
+	if err != nil && !errors.Is(err, rpc.UnknownMethod) { // an older release has no keys
+		return nil, t.explain(err, "list the keyring")
+	}
+	ring := keyring{}
+	for _, k := range all {
+		name := strings.TrimPrefix(k.Name, ":")
+		e := ring[name]
+		e.present, e.replaced = e.present || !k.Removed, e.replaced || k.Removed
+		ring[name] = e
+	}
+	return ring, nil
+}
+
+// keyringFor returns the keyring if one of the volumes of the target needs it.
+func (t *target) keyringFor(ctx context.Context, all []record) (keyring, error) {
+	if !slices.ContainsFunc(all, func(r record) bool { return r.Target == t.Name && r.requiresKeys() }) {
+		return nil, nil
+	}
+	return t.keyring(ctx)
+}
+
+// isReplaced reports whether a host with these keys can have a removed one.
+func (ring keyring) isReplaced(keys rpc.HostKeys) bool {
+	return ring[keys.Host].replaced || ring[keys.Target].replaced
+}
+
+// lacks returns errNoKey if an entry is missing, and how to add it.
+func (ring keyring) lacks(t *target, hostNQN string, keys rpc.HostKeys) error {
+	for _, name := range []string{keys.Host, keys.Target} {
+		if name != "" && !ring[name].present {
+			return errs.Errorf(errs.Precondition, "%w: the keyring of target %s has no entry %s for host %s; store the key in a file there, with mode 0600, and call keyring_file_add_key {\"name\": %q, \"path\": \"/…\"} (SPDK 24.09 or newer)", errNoKey, t.Name, name, hostNQN, name)
+		}
+	}
+	return nil
+}
+
+// other returns a key for a host that is admitted only so that SPDK ends its
+// sessions: not its own, so that it does not come back meanwhile. Without one it is
+// admitted without a key, as a fence cannot wait for keys.
+func (ring keyring) other(own rpc.HostKeys) (keys rpc.HostKeys) {
+	for name, e := range ring {
+		if e.present && name != own.Host {
+			return rpc.HostKeys{Host: name}
+		}
+	}
+	return keys
+}
+
+// admitAll admits hosts. One that lacks its key keeps no other from the volume.
+func (x *export) admitAll(ctx context.Context, s rpc.Subsystem, hosts []string) error {
+	for _, host := range hosts {
+		if !x.record.requiresKeys() {
+			if err := x.admit(ctx, s, host, rpc.HostKeys{}); err != nil {
+				return err
+			}
+			continue
+		}
+		switch err := x.admitWithKeys(ctx, s, host); {
+		case errors.Is(err, errNoKey):
+			x.noKey = errors.Join(x.noKey, err)
+		case err != nil:
+			return err
+		}
+	}
+	return nil
+}
+
+// admitWithKeys admits a host that authenticates itself. A host that was admitted
+// with other keys, or with none, has no session afterwards that began so.
+func (x *export) admitWithKeys(ctx context.Context, s rpc.Subsystem, host string) error {
+	keys := x.record.keysOf(host)
+	have, admitted := s.Keys(host)
+	if err := x.ring.lacks(x.target, host, keys); err != nil {
+		if admitted && have != keys {
+			if failed := x.remove(ctx, host); failed != nil {
+				return failed
+			}
+		}
+		return err
+	}
+	switch {
+	case admitted && have == keys && x.ring.isReplaced(keys):
+		// Sessions stay. The removed key would authenticate none of them again.
+		return x.target.explain(x.target.Client.SetHostKeys(ctx, s.NQN, host, keys), "set the keys of host %s", host)
+	case admitted && have == keys:
+		return nil
+	case admitted:
+		if err := x.remove(ctx, host); err != nil {
+			return err
+		}
+	default: // an earlier call has perhaps removed it, and was interrupted
+		sessions, err := x.target.Client.SubsystemControllers(ctx, s.NQN)
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(sessions, func(c rpc.SubsystemController) bool { return c.HostNQN == host }) {
+			if err := x.evict(ctx, s, host); err != nil {
+				return err
+			}
+		}
+	}
+	failure := x.target.Client.AddHost(ctx, s.NQN, host, keys)
+	crashpoint.Hit("export.keyed")
+	now, err := x.target.Client.Subsystem(ctx, s.NQN)
+	if err != nil {
+		return err
+	}
+	have, admitted = now.Keys(host)
+	switch {
+	case admitted && have == keys:
+		return nil
+	case admitted: // the release ignores the parameter
+		return errors.Join(x.remove(ctx, host), errs.Errorf(errs.Precondition, "target %s has admitted host %s without its key; use SPDK 24.09 or newer there", x.target.Name, host))
+	case failure == nil:
+		return errs.Errorf(errs.Busy, "another call has removed host %s, retry", host)
+	}
+	return fmt.Errorf("admit host %s with the key %s, which the target has; SPDK must be built with DH-HMAC-CHAP (OpenSSL 3): %w", host, keys.Host, failure)
+}
+
+// keysShown returns the parameters that the hosts of a subsystem have keys of.
+func keysShown(s rpc.Subsystem) map[string]string {
+	found := map[string]string{}
+	for _, h := range s.Hosts {
+		suffix := keyEntry("", h.NQN)
+		if name, ok := strings.CutSuffix(h.HostKeys.Host, suffix); ok {
+			found[keyDHChap] = name
+		}
+		if name, ok := strings.CutSuffix(h.HostKeys.Target, suffix); ok {
+			found[keyDHChapCtrlr] = name
+		}
+	}
+	return found
+}
+
+// adoptKeys keeps the keys with which an adopted volume is exported. Exists: the
+// request for it has others.
+func (r *record) adoptKeys(s rpc.Subsystem) error {
+	shown := keysShown(s)
+	switch {
+	case len(shown) == 0 || shown[keyDHChap] == r.Parameters[keyDHChap] && shown[keyDHChapCtrlr] == r.Parameters[keyDHChapCtrlr]:
+		return nil
+	case !r.Created.IsZero():
+		return errs.Errorf(errs.Exists, "volume %s is exported with %s %s, not with that of the request", r.id(), keyDHChap, shown[keyDHChap])
+	}
+	r.Parameters = shown
+	return nil
+}
