@@ -17,17 +17,18 @@ import (
 // noEngine serves static volumes, which others create and whose volume_context
 // has their locator. There is no controller service.
 type noEngine struct {
-	nvme          *nvmeNode
-	hostNQN, keys string
+	nvme    *nvmeNode
+	hostNQN string
 }
 
 // nvmeNode has the flags that all engines with NVMe-oF volumes share.
 type nvmeNode struct {
-	cluster string
+	cluster, keys string
 }
 
 func (n *nvmeNode) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&n.cluster, "cluster-id", "", "name of this cluster, part of the derived host NQNs: set it, alike in all processes, if several clusters use a target")
+	fs.StringVar(&n.keys, "nvme-key-dir", "", "directory of DH-HMAC-CHAP and TLS keys, one file each; the dhchapKey and tlsKey of a volume are names of files")
 }
 
 // nodeHostNQN derives a host NQN. The controller, the node and the DPU of a
@@ -40,13 +41,13 @@ func nodeHostNQN(cluster, node string) string {
 }
 
 // attach adds the attacher of NVMe volumes, as a host with this NQN.
-func (n *nvmeNode) attach(ctx context.Context, d *csiServer, c *node.Config, hostNQN, keys string) error {
+func (n *nvmeNode) attach(ctx context.Context, d *csiServer, c *node.Config, hostNQN string) error {
 	lock, err := nvme.LockHostNQN(ctx, hostNQN)
 	if err != nil {
 		return err
 	}
 	d.OnClose(func(context.Context) error { return lock.Close() })
-	attacher, err := nvme.New(nvme.Config{Dir: d.StateDir, HostNQN: hostNQN, KeyDir: keys, Logger: d.Logger})
+	attacher, err := nvme.New(nvme.Config{Dir: d.StateDir, HostNQN: hostNQN, KeyDir: n.keys, Logger: d.Logger})
 	if err != nil {
 		return err
 	}
@@ -59,7 +60,6 @@ func (n *nvmeNode) attach(ctx context.Context, d *csiServer, c *node.Config, hos
 func (e *noEngine) addFlags(fs *pflag.FlagSet) {
 	e.nvme.addFlags(fs)
 	fs.StringVar(&e.hostNQN, "nvme-host-nqn", "", "host NQN of this node; by default derived from --cluster-id and --node-id. No other program on this node can use it")
-	fs.StringVar(&e.keys, "nvme-key-dir", "", "directory of DH-HMAC-CHAP and TLS keys, one file each; the dhchapKey and tlsKey of a volume are names of files")
 }
 
 func (e *noEngine) complete(d *csiServer) error {
@@ -95,5 +95,5 @@ func (e *noEngine) enforcesFences() bool { return false }
 func (e *noEngine) open(context.Context, *csiServer) error { return nil }
 
 func (e *noEngine) node(ctx context.Context, d *csiServer, c *node.Config) error {
-	return e.nvme.attach(ctx, d, c, e.hostNQN, e.keys)
+	return e.nvme.attach(ctx, d, c, e.hostNQN)
 }

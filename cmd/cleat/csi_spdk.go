@@ -164,5 +164,5 @@ func parseState(s string) (namespace, name string, err error) {
 }
 
 func (e *spdkEngine) node(ctx context.Context, d *csiServer, c *node.Config) error {
-	return e.nvme.attach(ctx, d, c, e.hostNQN, "")
+	return e.nvme.attach(ctx, d, c, e.hostNQN)
 }

@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/nvme"
 	"github.com/cleatproject/cleat/test/testkit"
@@ -40,6 +43,26 @@ func TestDeploymentOfSPDK(t *testing.T) {
 	t.Cleanup(func() { testkit.Must(t, d.Close(context.Background())) })
 	if _, ok := c.Attachers[nvme.Protocol()].(*nvme.Attacher); !ok || d.attaching == nil {
 		t.Errorf("attachers %v, background task set: %t", c.Attachers, d.attaching != nil)
+	}
+}
+
+// A node of engine spdk reads keys, and refuses a volume whose key it does not
+// have before it connects.
+func TestKeysOfSPDK(t *testing.T) {
+	keys := t.TempDir()
+	for flag, want := range map[string]string{"": "set --nvme-key-dir", "--nvme-key-dir=" + keys: "the key gold of the volume"} {
+		flags := []string{"--engine=spdk", "--services=node", "--cluster-id=" + rand.Text()}
+		if flag != "" {
+			flags = append(flags, flag)
+		}
+		d := testkit.Value(completed(t, flags...))(t)
+		d.Metrics = prometheus.NewRegistry()
+		var c node.Config
+		testkit.Must(t, d.storage.node(t.Context(), d, &c))
+		t.Cleanup(func() { testkit.Must(t, d.Close(context.Background())) })
+		l := access.NVMe{Transport: "tcp", NQN: "nqn.2024-01.example:red", Paths: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:4420")}, DHChapKey: "gold"}
+		_, err := c.Attachers[nvme.Protocol()].Attach(testkit.Context(t), node.Target{Locator: l}, node.Use{Block: true})
+		testkit.WantError(t, "attach with "+flag, err, errs.Precondition, want)
 	}
 }
 
