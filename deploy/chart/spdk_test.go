@@ -94,7 +94,7 @@ func TestSPDKNode(t *testing.T) {
 	}
 	want := append(commonArgs("node", "csi.cleat.dev"), "--node-address=$(HOST_IPS)", "--cluster-id=east",
 		"--topology=topology.kubernetes.io/zone=$(TOPOLOGY_0)", "--topology=topology.kubernetes.io/region=$(TOPOLOGY_1)",
-		"--registration-dir=/var/lib/kubelet/plugins_registry", "--max-volumes=100", "--metrics-address=127.0.0.1:29801")
+		"--nvme-key-dir=/etc/cleat/nvme-keys", "--registration-dir=/var/lib/kubelet/plugins_registry", "--max-volumes=100", "--metrics-address=127.0.0.1:29801")
 	if diff := cmp.Diff(want, c.Args); diff != "" {
 		t.Errorf("arguments (-want +got):\n%s", diff)
 	}
@@ -106,6 +106,12 @@ func TestSPDKNode(t *testing.T) {
 	}
 	if labels["TOPOLOGY_0"] != "metadata.labels['topology.kubernetes.io/zone']" || labels["TOPOLOGY_1"] != "metadata.labels['topology.kubernetes.io/region']" {
 		t.Errorf("values from the pod: %q", labels)
+	}
+	keys := slices.IndexFunc(spec.Volumes, func(v corev1.Volume) bool { return v.HostPath != nil && v.HostPath.Path == "/etc/cleat/nvme-keys" })
+	if keys < 0 || !slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+		return m.Name == spec.Volumes[keys].Name && m.MountPath == "/etc/cleat/nvme-keys" && m.ReadOnly
+	}) {
+		t.Errorf("the keys of the node are not mounted: %+v", c.VolumeMounts)
 	}
 	for _, v := range spec.Volumes {
 		if v.Secret != nil || v.ConfigMap != nil || v.Projected != nil {
@@ -239,6 +245,7 @@ func TestSPDKClasses(t *testing.T) {
 	want := map[string]map[string]string{
 		"cleat": {"csi.storage.k8s.io/fstype": "xfs"},
 		"fast": {"csi.storage.k8s.io/fstype": "ext4", "target": "a", "lvolStore": "lvs0", "thinProvision": "false", "clearMethod": "write_zeroes", "allowOldData": "true",
+			"dhchapKey": "gold", "dhchapCtrlrKey": "silver",
 			"qos_rw_iops": "5000", "qos_r_mbytes": "200"},
 		"gold": {"qos_rw_iops": "50000", "qos_rw_mbytes": "0", "qos_w_mbytes": "100"},
 	}

@@ -55,7 +55,7 @@ func TestInvalidValues(t *testing.T) {
 		"spdk with topology":              {values: spdkMode + "  topology: {zone: a}", message: "csi.topology is for csi.engine local"},
 		"spdk, another label":             {values: "csi: {spdk: {topologyLabels: [rack]}}", message: "'topology.kubernetes.io/zone', 'topology.kubernetes.io/region'"},
 		"spdk with groups":                {values: spdkMode + "  volumeGroupSnapshotClasses: [{}]", message: "csi.engine spdk has no group snapshots"},
-		"spdk with keys":                  {values: "csi: {engine: spdk, mode: controller, nvme: {keySecret: k}}", message: "csi.nvme.keySecret is for csi.engine none"},
+		"keys in two places":              {values: "csi: {engine: none, nvme: {keySecret: k, keyDir: /etc/keys}}", message: "csi.nvme.keySecret and csi.nvme.keyDir exclude each other"},
 		"spdk without targets":            {values: "csi: {engine: spdk, mode: controller, spdk: {configMap: \"\"}}", message: "/csi/spdk/configMap"},
 		"spdk, a parameter's value":       {values: "csi: {storageClasses: [{parameters: {clearMethod: none}}]}", message: "'unmap', 'write_zeroes'"},
 		"spdk, a limit":                   {values: "csi: {volumeAttributesClasses: [{name: a, parameters: {qos_rw_iop: 1}}]}", message: "'qos_rw_iop' not allowed"},

@@ -54,14 +54,14 @@ csi:
 csi:
   engine: spdk
   mode: controller
-  nvme: {clusterID: east}
+  nvme: {clusterID: east, keyDir: /etc/cleat/nvme-keys}
   snapshots: {enabled: true}
   addons: {enabled: true}
   spdk: {topologyLabels: [topology.kubernetes.io/zone, topology.kubernetes.io/region]}
   maxVolumes: 100
   storageClasses:
     - {}
-    - {name: fast, fsType: ext4, volumeBindingMode: Immediate, parameters: {target: a, lvolStore: lvs0, thinProvision: false, clearMethod: write_zeroes, allowOldData: true, qos_rw_iops: 5000, qos_r_mbytes: "200"}}
+    - {name: fast, fsType: ext4, volumeBindingMode: Immediate, parameters: {target: a, lvolStore: lvs0, thinProvision: false, clearMethod: write_zeroes, allowOldData: true, qos_rw_iops: 5000, qos_r_mbytes: "200", dhchapKey: gold, dhchapCtrlrKey: silver}}
   volumeAttributesClasses: [{name: gold, parameters: {qos_rw_iops: 50000, qos_rw_mbytes: 0, qos_w_mbytes: 100}}]
 `
 	// The two releases of DPF.

@@ -143,7 +143,7 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
     {{- range $i, $label := $labels }}
     - --topology={{ $label }}=$(TOPOLOGY_{{ $i }})
     {{- end }}
-    {{- if $nvme.keySecret }}
+    {{- if or $nvme.keySecret $nvme.keyDir }}
     - --nvme-key-dir=/etc/cleat/nvme-keys
     {{- end }}
     {{- end }}
@@ -192,7 +192,7 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
     {{- if include "cleat.bootReports" . }}
     {{- include "cleat.token.mount" . | nindent 4 }}
     {{- end }}
-    {{- else if $nvme.keySecret }}
+    {{- else if or $nvme.keySecret $nvme.keyDir }}
     - {name: nvme-keys, mountPath: /etc/cleat/nvme-keys, readOnly: true}
     {{- end }}
     {{- if $cephfs }}
@@ -225,6 +225,9 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
 {{- else if .Values.csi.nvme.keySecret }}
 - name: nvme-keys
   secret: {secretName: {{ .Values.csi.nvme.keySecret }}, defaultMode: 256} # 0400
+{{- else if .Values.csi.nvme.keyDir }}
+- name: nvme-keys
+  hostPath: {path: {{ .Values.csi.nvme.keyDir }}, type: Directory}
 {{- end }}
 - name: kubelet-plugins
   hostPath: {path: {{ .Values.kubeletDir }}/plugins, type: Directory}
