@@ -86,13 +86,16 @@ func (ring keyring) lacks(t *target, hostNQN string, keys rpc.HostKeys) error {
 }
 
 // other returns a key for a host that is admitted only so that SPDK ends its
-// sessions: not its own, so that it does not come back meanwhile. Without one it is
-// admitted without a key, as a fence cannot wait for keys.
+// sessions: if possible not its own, so that it does not come back meanwhile.
+// Without any it is admitted without a key, as a fence cannot wait for keys.
 func (ring keyring) other(own rpc.HostKeys) (keys rpc.HostKeys) {
 	for name, e := range ring {
-		if e.present && name != own.Host {
+		if e.present && name != own.Host && name != own.Target {
 			return rpc.HostKeys{Host: name}
 		}
+	}
+	if ring[own.Host].present {
+		keys.Host = own.Host
 	}
 	return keys
 }

@@ -96,7 +96,7 @@ func (e *Engine) compareEach(ctx context.Context, t *target) (failed map[volume.
 	}
 	ring, err := t.keyringFor(ctx, all)
 	if err != nil {
-		e.config.Logger.DebugContext(ctx, "keyring of an SPDK target cannot be read", "target", t.Name, "err", err)
+		return nil, err
 	}
 	var mu sync.Mutex
 	failed = map[volume.ID]error{}
