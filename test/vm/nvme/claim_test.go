@@ -1,8 +1,10 @@
 package nvme
 
 import (
+	"context"
 	"fmt"
 	"path"
+	"time"
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -65,6 +67,13 @@ func (c *claim) publish() error   { return c.Publish(c.Volume) }
 func (c *claim) unpublish() error { return c.Unpublish(c.Volume) }
 func (c *claim) unstage() error   { return c.Unstage(c.Volume) }
 func (c *claim) expand() error    { return c.Expand(c.Volume, 0) }
+
+func (c *claim) unstageWithin(limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(c.Context(), limit)
+	defer cancel()
+	_, err := c.Client().NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: c.ID, StagingTargetPath: c.Staging})
+	return err
+}
 
 // grow expands the namespace at the target by some bytes.
 func (c *claim) grow(by int64) error {

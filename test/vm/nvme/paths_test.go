@@ -8,9 +8,11 @@ import (
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/nvme"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // testPaths: a port of the target is removed and returns. The volume works, its
@@ -54,6 +56,8 @@ func (r *rig) resetController(c *claim) {
 
 // inaccessiblePaths: the target stays connected, and executes no I/O (ANA).
 func (r *rig) inaccessiblePaths(c *claim) {
+	leaving := r.volume("leaving", "ext4", 32*mib)
+	leaving.attach()
 	r.target.SetANA(paths[0], "inaccessible")
 	c.wantHealth(nvme.ReasonPathDown)
 	c.write("the accessible path")
@@ -61,9 +65,18 @@ func (r *rig) inaccessiblePaths(c *claim) {
 	c.wantHealth(node.ReasonStorageUnreachable)
 	other := r.volume("inaccessible", "", 32*mib)
 	r.wantRefused(other, codes.Unavailable, "reports the namespace as inaccessible (ANA)")
+	leaving.Run("sh", "-c", `echo unwritten > "$0"/file`, leaving.Target)
+	testkit.Must(r, leaving.unpublish())
+	err := leaving.unstageWithin(20 * time.Second)
+	if status.Code(err) != codes.Unavailable {
+		r.Errorf("unstage over inaccessible paths: %v, want code %v before the deadline", err, codes.Unavailable)
+	}
+	r.wantError(err, "NodeUnstageVolume is still in progress", "umount in process", "reports the namespace as inaccessible (ANA)")
 	for _, at := range paths {
 		r.target.SetANA(at, "optimized")
 	}
+	testkit.Must(r, leaving.unstage())
+	leaving.delete()
 	c.wantHealth("")
 	c.wantText("the accessible path")
 	other.attach()
