@@ -100,7 +100,7 @@ func (e *Engine) Modify(ctx context.Context, id volume.ID, parameters map[string
 		}
 		crashpoint.Hit("modify.recorded")
 		// SPDK takes the limits of an exported lvol only.
-		if err := e.enforce(ctx, changed); err != nil {
+		if err := e.enforce(ctx, changed, false); err != nil {
 			return err
 		}
 		t, err := e.target(r.Target)

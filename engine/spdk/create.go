@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cleatproject/cleat/engine/newvolume"
@@ -52,6 +53,7 @@ type build struct {
 	req      volume.CreateRequest
 	settings settings
 	from     *origin // nil: no source
+	chosen   *place  // by this call, which has found no lvol of the name; nil: by an earlier one
 }
 
 // origin is the source of a new volume.
@@ -76,7 +78,7 @@ func (b *build) run(ctx context.Context) (volume.Volume, error) {
 	}
 	switch {
 	case found && r.Deleting:
-		if err := b.finishDelete(ctx, r); err != nil {
+		if err := b.finishDelete(ctx, r, nil); err != nil {
 			return volume.Volume{}, incomplete(r, err)
 		}
 		found = false
@@ -132,8 +134,11 @@ func (b *build) begin(ctx context.Context) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
+	var early map[string]read
+	var reads sync.WaitGroup
+	reads.Go(func() { early = b.readEarly(ctx) })
 	places, err := b.places(ctx)
-	if err != nil {
+	if reads.Wait(); err != nil {
 		return record{}, err
 	}
 	r := record{
@@ -141,7 +146,7 @@ func (b *build) begin(ctx context.Context) (record, error) {
 		Parameters: b.req.Parameters, Attributes: b.settings.attributes, Ephemeral: b.req.Ephemeral,
 		Created: time.Now().UTC().Truncate(time.Millisecond),
 	}
-	if known, err := b.unrecorded(ctx, r, places); err != nil || known != nil {
+	if known, err := b.unrecorded(ctx, r, places, early); err != nil || known != nil {
 		if known != nil {
 			return *known, err
 		}
@@ -156,46 +161,9 @@ func (b *build) begin(ctx context.Context) (record, error) {
 		return record{}, err
 	}
 	crashpoint.Hit("create.recorded")
+	b.chosen = &p
 	return r, nil
 }
-
-// unrecorded returns a volume of this name that is on a target, but not in the
-// database, such as one of spdk-csi. It is recorded. Exists: the name belongs to
-// an lvol that is not what the request describes.
-func (b *build) unrecorded(ctx context.Context, r record, places []place) (*record, error) {
-	for _, p := range places {
-		bdev, err := p.target.Client.Bdev(ctx, alias(p.store.Name, lvolName(r.Name)))
-		if errors.Is(err, rpc.NotFound) {
-			continue
-		}
-		if err != nil {
-			return nil, p.target.explain(err, "look for volume %s", errs.Quote(r.Name))
-		}
-		if b.from != nil || bdev.Driver.Lvol == nil || bdev.Driver.Lvol.Snapshot {
-			return nil, errs.Errorf(errs.Exists, "%s already has an lvol %s, which this driver has no record of and which need not have the content of %s; delete or rename it, or use another name", p, lvolName(r.Name), describeSource(b.from))
-		}
-		found := r
-		found.Target, found.Store, found.StoreName = p.target.Name, p.store.UUID, p.store.Name
-		found.UUID, found.Size, found.FirstSize = bdev.UUID, bdev.Size(), bdev.Size()
-		if err := b.matches(found); err != nil {
-			return nil, err
-		}
-		if err := b.adopt(ctx, &found); err != nil {
-			return nil, err
-		}
-		return &found, nil
-	}
-	return nil, nil
-}
-
-func describeSource(from *origin) string {
-	if from == nil {
-		return "a new volume"
-	}
-	return from.String()
-}
-
-func alias(store, lvol string) string { return store + "/" + lvol }
 
 // finish creates the lvol of a record, and exports it. Its errors but those of a
 // creation that was discarded are Unavailable: after others, a provisioner whose
@@ -205,7 +173,7 @@ func (b *build) finish(ctx context.Context, r record) (volume.Volume, error) {
 	if err != nil {
 		return volume.Volume{}, incomplete(r, err)
 	}
-	bdev, err := b.lvol(ctx, t, r)
+	made, err := b.lvol(ctx, t, r)
 	if err != nil {
 		if kind := errs.KindOf(err); kind == errs.Exhausted || kind == errs.Invalid || errors.Is(err, errLost) {
 			return volume.Volume{}, b.abandon(ctx, r, err) // a repeat can choose another place
@@ -214,7 +182,7 @@ func (b *build) finish(ctx context.Context, r record) (volume.Volume, error) {
 	}
 	crashpoint.Hit("create.created")
 	done := r
-	done.UUID, done.Size, done.FirstSize = bdev.UUID, bdev.Size(), bdev.Size()
+	done.UUID, done.Size, done.FirstSize = made.uuid, made.size, made.size
 	if err := b.put(ctx, &r, done); err != nil {
 		return volume.Volume{}, incomplete(r, err)
 	}
@@ -222,7 +190,7 @@ func (b *build) finish(ctx context.Context, r record) (volume.Volume, error) {
 	if r.hasSource() {
 		b.reap(ctx, t, alias(r.StoreName, r.source()))
 	}
-	if err := b.enforce(ctx, done); err != nil {
+	if err := b.enforce(ctx, done, made.isNew); err != nil {
 		return volume.Volume{}, incomplete(r, fmt.Errorf("volume %s is created, but not exported: %w", done.id(), err))
 	}
 	crashpoint.Hit("create.exported")
@@ -241,13 +209,32 @@ func incomplete(r record, err error) error {
 	return errs.Errorf(errs.Unavailable, "the creation of volume %s is not complete, repeat the call: %w", errs.Quote(r.Name), err)
 }
 
+// built is the lvol of a new volume.
+type built struct {
+	uuid  string
+	size  int64 // bytes
+	isNew bool  // created by this call, so that nothing exports it
+}
+
 // lvol returns the lvol of a record, and creates it if an earlier call has not.
-func (b *build) lvol(ctx context.Context, t *target, r record) (rpc.Bdev, error) {
+func (b *build) lvol(ctx context.Context, t *target, r record) (built, error) {
 	name := alias(r.StoreName, lvolName(r.Name))
-	bdev, err := t.Client.Bdev(ctx, name)
+	var bdev rpc.Bdev
+	err := error(rpc.NotFound)
+	if b.chosen == nil {
+		bdev, err = t.Client.Bdev(ctx, name)
+	}
+	isNew := false
 	if errors.Is(err, rpc.NotFound) {
-		if err := b.make(ctx, t, r); err != nil && !errors.Is(err, rpc.Exists) {
-			return rpc.Bdev{}, t.explain(b.explainMake(ctx, t, r, err), "create volume %s in lvol store %s", errs.Quote(r.Name), r.StoreName)
+		uuid, failure := b.make(ctx, t, r)
+		isNew = failure == nil
+		switch {
+		case errors.Is(failure, rpc.Exists) && b.chosen != nil:
+			return built{}, b.withdraw(ctx, t, r)
+		case failure != nil && !errors.Is(failure, rpc.Exists):
+			return built{}, t.explain(b.explainMake(ctx, t, r, failure), "create volume %s in lvol store %s", errs.Quote(r.Name), r.StoreName)
+		case isNew && b.chosen != nil && b.from == nil && !r.Zeroed:
+			return built{uuid, b.chosen.sizeOf(r.Size), true}, nil
 		}
 		bdev, err = t.Client.Bdev(ctx, name)
 	}
@@ -263,12 +250,13 @@ func (b *build) lvol(ctx context.Context, t *target, r record) (rpc.Bdev, error)
 	if errors.Is(err, rpc.NotFound) {
 		err = errs.Errorf(errs.Unavailable, "the lvol has vanished, perhaps with a restart of the target: %v", err)
 	}
-	return bdev, t.explain(err, "read volume %s in lvol store %s", errs.Quote(r.Name), r.StoreName)
+	return built{bdev.UUID, bdev.Size(), isNew}, t.explain(err, "read volume %s in lvol store %s", errs.Quote(r.Name), r.StoreName)
 }
 
 const mib = 1 << 20
 
-func (b *build) make(ctx context.Context, t *target, r record) error {
+// make creates the lvol of a record, and returns its UUID.
+func (b *build) make(ctx context.Context, t *target, r record) (uuid string, err error) {
 	name := lvolName(r.Name)
 	switch {
 	case b.from == nil:
@@ -276,18 +264,15 @@ func (b *build) make(ctx context.Context, t *target, r record) error {
 		if r.Zeroed {
 			l.SizeMiB, l.Thin = 0, true
 		}
-		_, err := t.Client.CreateLvol(ctx, l)
-		return err
+		return t.Client.CreateLvol(ctx, l)
 	case b.from.snapshot:
-		_, err := t.Client.CloneLvol(ctx, b.from.uuid, name)
-		return err
+		return t.Client.CloneLvol(ctx, b.from.uuid, name)
 	}
 	if _, err := t.Client.SnapshotLvol(ctx, b.from.uuid, r.source()); err != nil && !errors.Is(err, rpc.Exists) {
-		return err
+		return "", err
 	}
 	crashpoint.Hit("create.frozen")
-	_, err := t.Client.CloneLvol(ctx, alias(r.StoreName, r.source()), name)
-	return err
+	return t.Client.CloneLvol(ctx, alias(r.StoreName, r.source()), name)
 }
 
 // explainMake explains NotFound of make. Unavailable: the target does not have the
@@ -319,7 +304,7 @@ func (e *Engine) discard(ctx context.Context, r record) error {
 		return err
 	}
 	crashpoint.Hit("discard.recorded")
-	return e.finishDelete(ctx, marked)
+	return e.finishDelete(ctx, marked, nil)
 }
 
 func (e *Engine) originOf(ctx context.Context, s volume.Source) (*origin, error) {

@@ -1,10 +1,12 @@
 package spdk
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
@@ -16,11 +18,13 @@ import (
 // Delete implements volume.Engine. Snapshots are lvols of their own, and stay.
 func (e *Engine) Delete(ctx context.Context, id volume.ID) error {
 	err := e.locked(ctx, id, func(r record) error {
-		if err := e.unused(ctx, r); err != nil {
-			return err
-		}
-		if err := e.isPresent(ctx, r); err != nil {
-			return err
+		var present *rpc.Bdev
+		var lost error
+		var reads sync.WaitGroup
+		reads.Go(func() { present, lost = e.present(ctx, r) })
+		used := e.unused(ctx, r)
+		if reads.Wait(); used != nil || lost != nil {
+			return cmp.Or(used, lost)
 		}
 		marked := r
 		marked.Deleting = true
@@ -28,7 +32,7 @@ func (e *Engine) Delete(ctx context.Context, id volume.ID) error {
 			return err
 		}
 		crashpoint.Hit("delete.recorded")
-		return e.finishDelete(ctx, marked)
+		return e.finishDelete(ctx, marked, present)
 	})
 	if errs.KindOf(err) == errs.NotFound {
 		return e.continueDelete(ctx, id)
@@ -49,28 +53,28 @@ func (e *Engine) continueDelete(ctx context.Context, id volume.ID) error {
 				return err
 			}
 			defer unlock()
-			return e.finishDelete(ctx, r)
+			return e.finishDelete(ctx, r, nil)
 		}
 	}
 	return nil
 }
 
-// isPresent returns an error with errLost for a volume whose lvol is lost, unless
-// the configuration forgets it.
-func (e *Engine) isPresent(ctx context.Context, r record) error {
+// present returns the lvol of a volume: none if it is lost, and the configuration
+// forgets it. Otherwise the error has errLost.
+func (e *Engine) present(ctx context.Context, r record) (*rpc.Bdev, error) {
 	if e.isRetired(r.Target) {
-		return nil
+		return nil, nil
 	}
 	t, err := e.target(r.Target)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	_, err = e.shown(ctx, t, r.Store, r.StoreName, r.UUID)
+	bdev, err := e.shown(ctx, t, r.Store, r.StoreName, r.UUID)
 	if errors.Is(err, rpc.NotFound) && t.isForgotten(r.UUID) {
 		t.unswept.Store(true) // the condition ends
-		return nil
+		return nil, nil
 	}
-	return t.explain(e.missing(ctx, t, r, err), "delete volume %s", r.id())
+	return &bdev, t.explain(e.missing(ctx, t, r, err), "delete volume %s", r.id())
 }
 
 // unused returns Precondition for a volume that a client is connected to.
@@ -97,8 +101,8 @@ func (e *Engine) unused(ctx context.Context, r record) error {
 }
 
 // finishDelete deletes a volume, or what an interrupted creation left, whose
-// record says so.
-func (e *Engine) finishDelete(ctx context.Context, r record) error {
+// record says so. present is its lvol, if the caller has read it.
+func (e *Engine) finishDelete(ctx context.Context, r record, present *rpc.Bdev) error {
 	if e.isRetired(r.Target) {
 		return e.drop(ctx, r)
 	}
@@ -107,7 +111,7 @@ func (e *Engine) finishDelete(ctx context.Context, r record) error {
 		return err
 	}
 	if r.UUID == "" {
-		if err := e.deleteLvol(ctx, t, r.Store, r.StoreName, alias(r.StoreName, lvolName(r.Name))); err != nil {
+		if err := e.deleteLvol(ctx, t, r.Store, r.StoreName, alias(r.StoreName, lvolName(r.Name)), nil); err != nil {
 			return t.explain(err, "remove the lvol of an interrupted creation of volume %s", errs.Quote(r.Name))
 		}
 		return e.dropDeleted(ctx, t, r)
@@ -118,7 +122,7 @@ func (e *Engine) finishDelete(ctx context.Context, r record) error {
 		}
 	}
 	crashpoint.Hit("delete.unexported")
-	if err := e.deleteLvol(ctx, t, r.Store, r.StoreName, r.UUID); err != nil {
+	if err := e.deleteLvol(ctx, t, r.Store, r.StoreName, r.UUID, present); err != nil {
 		return t.explain(err, "delete volume %s", r.id())
 	}
 	crashpoint.Hit("delete.deleted")
@@ -154,12 +158,23 @@ func (e *Engine) putDeleted(ctx context.Context, r snapRecord) error {
 }
 
 // deleteLvol deletes an lvol, and the deleted snapshots that only it needed.
-// Unavailable: the whole store is missing.
-func (e *Engine) deleteLvol(ctx context.Context, t *target, store, storeName, name string) error {
-	bdev, err := e.shown(ctx, t, store, storeName, name)
+// present is the lvol, if the caller has read it. Unavailable: the whole store is
+// missing.
+func (e *Engine) deleteLvol(ctx context.Context, t *target, store, storeName, name string, present *rpc.Bdev) error {
+	var err error
+	if present == nil {
+		var bdev rpc.Bdev
+		bdev, err = e.shown(ctx, t, store, storeName, name)
+		present = &bdev
+	}
 	if err == nil {
-		if err = t.Client.DeleteLvol(ctx, bdev.UUID); err != nil {
+		if err = t.Client.DeleteLvol(ctx, present.UUID); err != nil {
 			t.unswept.Store(true) // if it is deleted, a repeat does not find its snapshot
+		}
+		if errors.Is(err, rpc.NotFound) { // deleted meanwhile, or not loaded yet after a restart
+			if _, err = e.shown(ctx, t, store, storeName, present.UUID); err == nil {
+				return errs.Errorf(errs.Unavailable, "the target was loading lvol %s, repeat the call", present.UUID)
+			}
 		}
 	}
 	if errors.Is(err, rpc.Denied) {
@@ -171,7 +186,7 @@ func (e *Engine) deleteLvol(ctx context.Context, t *target, store, storeName, na
 	if err != nil {
 		return err
 	}
-	if d := bdev.Driver.Lvol; d != nil && d.BaseSnapshot != "" {
+	if d := present.Driver.Lvol; d != nil && d.BaseSnapshot != "" {
 		e.reap(ctx, t, alias(storeName, d.BaseSnapshot))
 	}
 	return nil

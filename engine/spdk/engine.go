@@ -83,6 +83,7 @@ type target struct {
 	unswept atomic.Bool // interrupted calls can have left lvols
 
 	mu      sync.Mutex
+	stores  []rpc.LvolStore     // of the last list
 	sources map[string][]string // snapshots for copies that no record has, by store
 	lost    []string            // objects whose lvols the target does not have any more
 	failure error               // why the exports could not be compared

@@ -311,7 +311,7 @@ func (e *Engine) End(ctx context.Context, sessions []volume.Session) error {
 			peer, _ := parseAddress(p.Peer)
 			return p.ControllerID == controller && peer.Addr() == s.Client.Addr()
 		}
-		if err := awaitEnd(ctx, isSession, func() ([]rpc.QueuePair, error) { return t.pairs(ctx, nqnOf(uuid)) }); err != nil {
+		if _, err := awaitEnd(ctx, isSession, func() ([]rpc.QueuePair, error) { return t.pairs(ctx, nqnOf(uuid)) }); err != nil {
 			return t.explain(err, "end session %s of client %s", s.ID, s.Client)
 		}
 	}
@@ -321,23 +321,19 @@ func (e *Engine) End(ctx context.Context, sessions []volume.Session) error {
 // pollInterval of waiting for the end of sessions.
 const pollInterval = 50 * time.Millisecond
 
-// awaitEnd waits until the list has no such session. Releases before 26.05
+// awaitEnd waits until the list has no such session, and returns it. Releases before 26.05
 // remove a host before its sessions have ended.
-func awaitEnd[T any](ctx context.Context, isSession func(T) bool, list func() ([]T, error)) error {
+func awaitEnd[T any](ctx context.Context, isSession func(T) bool, list func() ([]T, error)) (left []T, err error) {
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
 	for {
-		left, err := list()
-		if err != nil {
-			return err
-		}
-		if !slices.ContainsFunc(left, isSession) {
-			return nil
+		if left, err = list(); err != nil || !slices.ContainsFunc(left, isSession) {
+			return left, err
 		}
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
-			return errs.Errorf(errs.Unavailable, "its session has not ended: %w", context.Cause(ctx))
+			return nil, errs.Errorf(errs.Unavailable, "its session has not ended: %w", context.Cause(ctx))
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/internal/store"
 	rpc "github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -38,7 +39,7 @@ func (e *Engine) correct(ctx context.Context, id volume.ID, revokes bool, loses 
 		if err != nil {
 			return err
 		}
-		return e.enforce(ctx, r)
+		return e.enforce(ctx, r, false)
 	})
 	switch {
 	case errs.KindOf(err) == errs.NotFound, revokes && errors.Is(err, errLost): // not exported any more
@@ -55,22 +56,25 @@ const maxRounds = 5
 // enforce exports a volume, and admits the recorded clients and no others. It
 // runs under the lock of the volume, for a limited time: a session that does not
 // end must keep neither the lock nor the comparison. Another process can change
-// the records meanwhile: they are read again after clients were admitted.
-func (e *Engine) enforce(ctx context.Context, r record) error {
+// the records meanwhile: they are read again after clients were admitted. A new
+// volume has neither an export nor clients yet.
+func (e *Engine) enforce(ctx context.Context, r record, isNew bool) error {
 	t, err := e.target(r.Target)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.enforceTime)
 	defer cancel()
-	x := export{engine: e, target: t, record: r}
-	desired, err := e.hosts(ctx, r)
-	if err != nil {
-		return err
+	x := export{engine: e, target: t, record: r, isNew: isNew}
+	var desired []string
+	if !isNew {
+		if desired, err = e.hosts(ctx, r); err != nil {
+			return err
+		}
 	}
 	for range maxRounds {
 		err := x.apply(ctx, desired)
-		unchanged, found, failure := x.readAgain(ctx)
+		unchanged, found, now, failure := x.readAgain(ctx)
 		if failure == nil && !found {
 			return x.withdraw(ctx)
 		}
@@ -87,10 +91,6 @@ func (e *Engine) enforce(ctx context.Context, r record) error {
 		}
 		if failure != nil {
 			return failure
-		}
-		now, err := e.hosts(ctx, x.record)
-		if err != nil {
-			return err
 		}
 		if unchanged && slices.Equal(now, desired) {
 			if err := x.note(ctx, false, false); err != nil {
@@ -109,10 +109,15 @@ func (e *Engine) hosts(ctx context.Context, r record) ([]string, error) {
 		return nil, nil
 	}
 	admitted, err := e.config.Ledger.Admitted(ctx, r.id())
-	if err != nil {
-		return nil, err
+	return e.hostNQNs(r, admitted), err
+}
+
+func (e *Engine) hostsIn(tx *store.Tx, r record) ([]string, error) {
+	if r.Deleting {
+		return nil, nil
 	}
-	return e.hostNQNs(r, admitted), nil
+	admitted, err := ledger.AdmittedIn(tx, r.id())
+	return e.hostNQNs(r, admitted), err
 }
 
 func (e *Engine) hostNQNs(r record, admitted []ledger.Grant) []string {
@@ -138,6 +143,7 @@ type export struct {
 	record record
 	ring   keyring // of the target, if the volume requires keys
 	noKey  error   // of the last apply: hosts that are not admitted without a key
+	isNew  bool
 }
 
 // apply makes the subsystem what it should be. Hosts are removed before others
@@ -152,18 +158,21 @@ func (x *export) apply(ctx context.Context, desired []string) error {
 	if err != nil {
 		return err
 	}
+	list := x.sessions
 	for _, h := range s.Hosts {
 		if !slices.Contains(desired, h.NQN) {
-			if err := x.remove(ctx, h.NQN); err != nil {
+			left, err := x.remove(ctx, h.NQN)
+			if err != nil {
 				return err
 			}
+			list = func(context.Context) ([]rpc.SubsystemController, error) { return left, nil }
 		}
 	}
 	if x.ring, err = x.target.keyringFor(ctx, []record{x.record}); err != nil {
 		return err
 	}
 	if !s.AllowAnyHost && len(s.Listeners) > 0 {
-		if err := x.endOthers(ctx, s, desired); err != nil {
+		if err := x.endOthers(ctx, s, desired, list); err != nil {
 			return err
 		}
 	}
@@ -178,7 +187,7 @@ func (x *export) apply(ctx context.Context, desired []string) error {
 			return err
 		}
 		crashpoint.Hit("export.closed")
-		if err := x.endOthers(ctx, s, desired); err != nil {
+		if err := x.endOthers(ctx, s, desired, x.sessions); err != nil {
 			return err
 		}
 	}
@@ -193,15 +202,23 @@ func (x *export) apply(ctx context.Context, desired []string) error {
 }
 
 // readAgain reads the record of the volume, which has the hosts of before the
-// adoption. It is not found if another controller has deleted the volume.
-func (x *export) readAgain(ctx context.Context) (unchanged, found bool, err error) {
-	now, found, err := x.engine.recordNamed(ctx, x.record.Name)
+// adoption, and the hosts to admit. It is not found if another controller has
+// deleted the volume.
+func (x *export) readAgain(ctx context.Context) (unchanged, found bool, hosts []string, err error) {
+	var now record
+	err = x.engine.config.Database.View(ctx, func(tx *store.Tx) error {
+		if now, found, err = volumes().Get(tx, x.record.Name); err != nil || !found {
+			return err
+		}
+		hosts, err = x.engine.hostsIn(tx, now)
+		return err
+	})
 	if err != nil || !found || now.id() != x.record.id() {
-		return false, false, err
+		return false, false, nil, err
 	}
 	unchanged, err = isEqual(now, x.record)
 	x.record = now
-	return unchanged, true, err
+	return unchanged, true, hosts, err
 }
 
 // withdraw removes the subsystem of a volume that another controller has deleted
@@ -240,8 +257,8 @@ func (x *export) note(ctx context.Context, evicting, limitsDue bool) error {
 // an interrupted call removed, or that connected while every host was admitted.
 // SPDK ends those of hosts that are removed from the list only: others are added
 // for that.
-func (x *export) endOthers(ctx context.Context, s rpc.Subsystem, desired []string) error {
-	sessions, err := x.target.Client.SubsystemControllers(ctx, s.NQN)
+func (x *export) endOthers(ctx context.Context, s rpc.Subsystem, desired []string, list func(context.Context) ([]rpc.SubsystemController, error)) error {
+	sessions, err := list(ctx)
 	if err != nil {
 		return err
 	}
@@ -261,15 +278,25 @@ func (x *export) evict(ctx context.Context, s rpc.Subsystem, host string) error 
 	if err := x.admit(ctx, s, host, x.ring.other(x.record.keysOf(host))); err != nil {
 		return err
 	}
-	return x.remove(ctx, host)
+	_, err := x.remove(ctx, host)
+	return err
 }
 
+func (x *export) sessions(ctx context.Context) ([]rpc.SubsystemController, error) {
+	return x.target.Client.SubsystemControllers(ctx, x.record.nqn())
+}
+
+// subsystem returns the subsystem, and creates it if it is missing: then it is
+// empty, and admits no host.
 func (x *export) subsystem(ctx context.Context) (rpc.Subsystem, error) {
 	nqn := x.record.nqn()
-	s, err := x.target.Client.Subsystem(ctx, nqn)
-	if !errors.Is(err, rpc.NotFound) {
-		return s, err
+	if !x.isNew {
+		s, err := x.target.Client.Subsystem(ctx, nqn)
+		if !errors.Is(err, rpc.NotFound) {
+			return s, err
+		}
 	}
+	x.isNew = false                          // of the next round, there is something to read
 	if x.target.hasLost(x.record.object()) { // at the last sweep
 		if _, err := x.target.Client.Bdev(ctx, x.record.UUID); err != nil {
 			return rpc.Subsystem{}, x.engine.missing(ctx, x.target, x.record, err)
@@ -277,7 +304,11 @@ func (x *export) subsystem(ctx context.Context) (rpc.Subsystem, error) {
 	}
 	failure := x.target.Client.CreateSubsystem(ctx, rpc.SubsystemCreate{NQN: nqn, Serial: x.engine.serial(), Model: x.record.UUID, MaxNamespaces: 1})
 	crashpoint.Hit("export.subsystem")
-	if s, err = x.target.Client.Subsystem(ctx, nqn); err != nil && failure != nil {
+	if failure == nil {
+		return rpc.Subsystem{NQN: nqn, Serial: x.engine.serial(), Model: x.record.UUID}, nil
+	}
+	s, err := x.target.Client.Subsystem(ctx, nqn)
+	if err != nil {
 		err = failure
 	}
 	return s, err
@@ -327,25 +358,26 @@ func (x *export) admit(ctx context.Context, s rpc.Subsystem, host string, keys r
 	return failure
 }
 
-// remove removes a host and waits until none of its sessions is left.
-func (x *export) remove(ctx context.Context, host string) error {
+// remove removes a host, waits until none of its sessions is left, and returns
+// the other ones.
+func (x *export) remove(ctx context.Context, host string) (others []rpc.SubsystemController, err error) {
 	nqn := x.record.nqn()
 	if failure := x.target.Client.RemoveHost(ctx, nqn, host); failure != nil {
 		s, err := x.target.Client.Subsystem(ctx, nqn)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if s.HasHost(host) {
-			return failure
+			return nil, failure
 		}
 	}
 	crashpoint.Hit("export.removed")
 	isSession := func(c rpc.SubsystemController) bool { return c.HostNQN == host }
-	err := awaitEnd(ctx, isSession, func() ([]rpc.SubsystemController, error) { return x.target.sessions(ctx, nqn) })
+	others, err = awaitEnd(ctx, isSession, func() ([]rpc.SubsystemController, error) { return x.target.sessions(ctx, nqn) })
 	if err != nil {
-		return fmt.Errorf("host %s is admitted no more: %w", host, err)
+		return nil, fmt.Errorf("host %s is admitted no more: %w", host, err)
 	}
-	return nil
+	return others, nil
 }
 
 // listen adds missing listeners, and the transport if the process is new.

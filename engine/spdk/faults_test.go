@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/store"
+	rpc "github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
@@ -90,6 +92,47 @@ func TestDeleteWhileTargetStarts(t *testing.T) {
 		testkit.Must(t, e.Delete(ctx, id))
 	}
 	r.left(0)
+}
+
+// The target restarts between two requests of a deletion, and has not loaded the
+// lvol that it is to delete.
+func TestDeleteDuringRestart(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	s := takeSnap(t, e, "s", create(t, e, "other", volume.Source{}).ID)
+	for what, remove := range map[string]func() error{
+		"a volume": func() error { return e.Delete(ctx, v.ID) }, "a snapshot": func() error { return e.DeleteSnapshot(ctx, s.ID) },
+	} {
+		r.targets[0].Inject(spdktest.Fault{Method: "bdev_lvol_delete", Times: 1, Error: &spdktest.Error{Code: -19, Message: "No such device"}})
+		wantKind(t, remove(), what, errs.Unavailable)
+		testkit.Must(t, remove())
+	}
+	r.removeAll(e)
+}
+
+// While a target loads its lvols, the names of new volumes and copies are those of
+// lvols that no call of this engine has created. They stay as they are.
+func TestCreateWhileNameIsLoaded(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	s := takeSnap(t, e, "s", v.ID)
+	for name, source := range map[string]volume.Source{"new": {}, "copy": {Volume: v.ID}, "restored": {Snapshot: s.ID}} {
+		uuid := testkit.Value(r.client(0).CreateLvol(ctx, rpc.LvolCreate{StoreUUID: r.store(0).UUID, Name: name, SizeMiB: 8, Thin: true}))(t)
+		before := r.lvols(0)
+		unseen := spdktest.Fault{Method: "bdev_get_bdevs", Name: alias(storeName, name), Times: 1, Error: &spdktest.Error{Code: -19, Message: "No such device"}}
+		r.targets[0].Inject(unseen)
+		wantKind(t, testkit.Err(e.Create(ctx, request(name, source))), name+" while the lvol is not shown", errs.Unavailable)
+		wantKind(t, testkit.Err(e.Create(ctx, request(name, source))), name+" with 8 MiB of another owner", errs.Exists)
+		if after := r.lvols(0); !slices.Equal(before, after) {
+			t.Errorf("%s: the target had the lvols %q, and has %q", name, before, after)
+		}
+		testkit.Must(t, r.client(0).DeleteLvol(ctx, uuid))
+	}
+	r.removeAll(e)
 }
 
 // The answer of a deletion is lost: the snapshot that only this volume needed is

@@ -126,7 +126,7 @@ func (x *export) admitWithKeys(ctx context.Context, s rpc.Subsystem, host string
 	have, admitted := s.Keys(host)
 	if err := x.ring.lacks(x.target, host, keys); err != nil {
 		if admitted && have != keys {
-			if failed := x.remove(ctx, host); failed != nil {
+			if _, failed := x.remove(ctx, host); failed != nil {
 				return failed
 			}
 		}
@@ -139,7 +139,7 @@ func (x *export) admitWithKeys(ctx context.Context, s rpc.Subsystem, host string
 	case admitted && have == keys:
 		return nil
 	case admitted:
-		if err := x.remove(ctx, host); err != nil {
+		if _, err := x.remove(ctx, host); err != nil {
 			return err
 		}
 	default: // an earlier call has perhaps removed it, and was interrupted
@@ -164,7 +164,8 @@ func (x *export) admitWithKeys(ctx context.Context, s rpc.Subsystem, host string
 	case admitted && have == keys:
 		return nil
 	case admitted: // the release ignores the parameter
-		return errors.Join(x.remove(ctx, host), errs.Errorf(errs.Precondition, "target %s has admitted host %s without its key; use SPDK 24.09 or newer there", x.target.Name, host))
+		_, failed := x.remove(ctx, host)
+		return errors.Join(failed, errs.Errorf(errs.Precondition, "target %s has admitted host %s without its key; use SPDK 24.09 or newer there", x.target.Name, host))
 	case failure == nil:
 		return errs.Errorf(errs.Busy, "another call has removed host %s, retry", host)
 	}

@@ -45,6 +45,9 @@ const (
 	sourcePrefix   = "cleat-source-" // snapshot from which a volume is cloned
 )
 
+// alias is a name of an lvol's bdev.
+func alias(store, lvol string) string { return store + "/" + lvol }
+
 func isOurs(lvol string) bool { return strings.HasPrefix(lvol, "cleat-") }
 
 func isSource(lvol string) bool { return strings.HasPrefix(lvol, sourcePrefix) }

@@ -221,7 +221,7 @@ func TestZerosAreWrittenInTheBackground(t *testing.T) {
 	b := &build{Engine: e, req: req, settings: testkit.Value(parseSettings(req.Parameters))(t)}
 	for range 2 { // what a controller does that was suspended since
 		bdev := testkit.Value(b.lvol(ctx, e.order[0], complete))(t)
-		testkit.Must(t, r.client(0).StartInflate(ctx, bdev.UUID))
+		testkit.Must(t, r.client(0).StartInflate(ctx, bdev.uuid))
 	}
 	if !bytes.Equal(r.read(v), data) {
 		t.Error("data of a complete volume was overwritten")

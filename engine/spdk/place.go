@@ -26,6 +26,13 @@ func (p place) String() string { return p.target.Name + "/" + p.store.Name }
 // SPDK takes sizes in MiB.
 func (p place) granule() int64 { return max(mib, p.store.ClusterSize) }
 
+// sizeOf returns the size of a new lvol: SPDK takes whole MiB, and rounds up to
+// clusters.
+func (p place) sizeOf(requested int64) int64 {
+	cluster := max(1, p.store.ClusterSize)
+	return (requested/mib*mib + cluster - 1) / cluster * cluster
+}
+
 // explain names the target in an error.
 func (t *target) explain(err error, format string, args ...any) error {
 	if err == nil {
@@ -40,12 +47,17 @@ func (e *Engine) stores(ctx context.Context, s settings) (all []place, unreachab
 	for _, a := range e.askStores(ctx, s.target) {
 		unreachable = errors.Join(unreachable, a.err)
 		for _, store := range a.stores {
-			if (len(a.target.Stores) == 0 || slices.Contains(a.target.Stores, store.Name)) && (s.store == "" || s.store == store.Name) {
+			if a.target.serves(store, s) {
 				all = append(all, place{a.target, store})
 			}
 		}
 	}
 	return all, unreachable
+}
+
+// serves reports whether new volumes with these settings can be in a store.
+func (t *target) serves(store rpc.LvolStore, s settings) bool {
+	return (len(t.Stores) == 0 || slices.Contains(t.Stores, store.Name)) && (s.store == "" || s.store == store.Name)
 }
 
 // storesOf is the answer of one target.
@@ -66,6 +78,11 @@ func (e *Engine) askStores(ctx context.Context, only string) []storesOf {
 	for i, t := range asked {
 		all.Go(func() {
 			stores, err := t.Client.LvolStores(ctx)
+			if err == nil {
+				t.mu.Lock()
+				t.stores = stores
+				t.mu.Unlock()
+			}
 			answers[i] = storesOf{t, stores, t.explain(err, "list lvol stores")}
 		})
 	}

@@ -141,7 +141,7 @@ func hasRestarted(seen map[string]rpc.Subsystem, owned map[string]bool) bool {
 }
 
 func (e *Engine) repair(ctx context.Context, id volume.ID) error {
-	err := e.locked(ctx, id, func(r record) error { return e.enforce(ctx, r) })
+	err := e.locked(ctx, id, func(r record) error { return e.enforce(ctx, r, false) })
 	if errs.KindOf(err) == errs.NotFound { // deleted meanwhile
 		return nil
 	}

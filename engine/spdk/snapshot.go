@@ -66,16 +66,21 @@ func (e *Engine) CreateSnapshot(ctx context.Context, req volume.SnapshotRequest)
 		}
 		crashpoint.Hit("snapshot.recorded")
 	}
-	return e.takeSnapshot(ctx, r, v)
+	return e.takeSnapshot(ctx, r, v, !found)
 }
 
-func (e *Engine) takeSnapshot(ctx context.Context, r snapRecord, v record) (volume.Snapshot, error) {
+// takeSnapshot continues the creation of a snapshot. A new one has no lvol yet.
+func (e *Engine) takeSnapshot(ctx context.Context, r snapRecord, v record, isNew bool) (volume.Snapshot, error) {
 	t, err := e.target(r.Target)
 	if err != nil {
 		return volume.Snapshot{}, err
 	}
 	name := alias(r.StoreName, r.lvol())
-	bdev, err := t.Client.Bdev(ctx, name)
+	var bdev rpc.Bdev
+	err = rpc.NotFound
+	if !isNew {
+		bdev, err = t.Client.Bdev(ctx, name)
+	}
 	if errors.Is(err, rpc.NotFound) {
 		if _, err = t.Client.SnapshotLvol(ctx, v.UUID, r.lvol()); err == nil || errors.Is(err, rpc.Exists) {
 			bdev, err = t.Client.Bdev(ctx, name)
@@ -124,7 +129,7 @@ func (e *Engine) discardSnapshot(ctx context.Context, r snapRecord) error {
 	if err := e.putSnapshot(ctx, &r, marked); err != nil {
 		return err
 	}
-	if err := e.deleteLvol(ctx, t, r.Store, r.StoreName, alias(r.StoreName, r.lvol())); err != nil {
+	if err := e.deleteLvol(ctx, t, r.Store, r.StoreName, alias(r.StoreName, r.lvol()), nil); err != nil {
 		return t.explain(err, "remove the interrupted snapshot %s", errs.Quote(r.Name))
 	}
 	return e.dropSnapshot(ctx, marked, false)
@@ -158,20 +163,24 @@ func (e *Engine) DeleteSnapshot(ctx context.Context, id volume.SnapshotID) error
 	if err != nil {
 		return err
 	}
+	var present *rpc.Bdev
 	bdev, err := e.shown(ctx, t, r.Store, r.StoreName, r.UUID)
+	if err == nil {
+		present = &bdev
+	}
 	if errors.Is(err, rpc.NotFound) && !r.Removing && !t.isForgotten(r.UUID) {
 		return lostError(t, "snapshot", string(id), r.UUID, r.StoreName)
 	}
 	if err != nil && !errors.Is(err, rpc.NotFound) {
 		return t.explain(err, "delete snapshot %s", id)
 	}
-	if err == nil && bdev.Driver.Lvol != nil && len(bdev.Driver.Lvol.Clones) > 1 {
+	if present != nil && bdev.Driver.Lvol != nil && len(bdev.Driver.Lvol.Clones) > 1 {
 		if err := e.dropSnapshot(ctx, r, true); err != nil {
 			return err
 		}
 		crashpoint.Hit("unsnap.recorded")
 		e.reap(ctx, t, r.UUID) // a clone can have been deleted since
-	} else if r, err = e.removeSnapshot(ctx, t, r); err != nil {
+	} else if r, err = e.removeSnapshot(ctx, t, r, present); err != nil {
 		return t.explain(err, "delete snapshot %s", id)
 	}
 	crashpoint.Hit("unsnap.deleted")
@@ -180,7 +189,7 @@ func (e *Engine) DeleteSnapshot(ctx context.Context, id volume.SnapshotID) error
 
 // removeSnapshot deletes the lvol of a snapshot, whose record says so first: that
 // a repeat does not find the lvol is no loss. One of spdk-csi has no record.
-func (e *Engine) removeSnapshot(ctx context.Context, t *target, r snapRecord) (snapRecord, error) {
+func (e *Engine) removeSnapshot(ctx context.Context, t *target, r snapRecord, present *rpc.Bdev) (snapRecord, error) {
 	if _, recorded, err := e.snapshotNamed(ctx, r.Name); err != nil {
 		return r, err
 	} else if recorded && !r.Removing {
@@ -192,7 +201,7 @@ func (e *Engine) removeSnapshot(ctx context.Context, t *target, r snapRecord) (s
 		r = marked
 	}
 	crashpoint.Hit("unsnap.marked")
-	return r, e.deleteLvol(ctx, t, r.Store, r.StoreName, r.UUID)
+	return r, e.deleteLvol(ctx, t, r.Store, r.StoreName, r.UUID, present)
 }
 
 // GetSnapshot implements volume.Snapshots.

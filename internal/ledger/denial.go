@@ -35,56 +35,71 @@ func refuse(tx *store.Tx, c volume.Client, k known) error {
 // Admitted returns the grants of a volume whose clients the storage should
 // admit, sorted by node: those that no fence denies, and that are not being
 // revoked. Clients have the addresses of their records if the node was named without.
-func (l *Ledger) Admitted(ctx context.Context, id volume.ID) ([]Grant, error) {
-	admitted, _, err := l.divide(ctx, string(id)+separator)
+func (l *Ledger) Admitted(ctx context.Context, id volume.ID) (admitted []Grant, err error) {
+	err = l.store.View(ctx, func(tx *store.Tx) error {
+		admitted, err = AdmittedIn(tx, id)
+		return err
+	})
+	return admitted, err
+}
+
+// AdmittedIn is Admitted in a transaction of the ledger's database.
+func AdmittedIn(tx *store.Tx, id volume.ID) ([]Grant, error) {
+	admitted, _, err := divide(tx, string(id)+separator)
 	return admitted[id], err
 }
 
 // AllAdmitted returns the grants of Admitted for each volume that has any.
 func (l *Ledger) AllAdmitted(ctx context.Context) (map[volume.ID][]Grant, error) {
-	admitted, _, err := l.divide(ctx, "")
+	admitted, _, err := l.divide(ctx)
 	return admitted, err
 }
 
 // Fenced returns the grants of fenced clients, also those being revoked, sorted
 // by volume and node.
 func (l *Ledger) Fenced(ctx context.Context) ([]Grant, error) {
-	_, fenced, err := l.divide(ctx, "")
+	_, fenced, err := l.divide(ctx)
 	return fenced, err
 }
 
-// divide reads the grants whose keys have a prefix.
-func (l *Ledger) divide(ctx context.Context, prefix string) (admitted map[volume.ID][]Grant, fenced []Grant, err error) {
+// divide reads all grants.
+func (l *Ledger) divide(ctx context.Context) (admitted map[volume.ID][]Grant, fenced []Grant, err error) {
 	err = l.store.View(ctx, func(tx *store.Tx) error {
-		admitted, fenced = map[volume.ID][]Grant{}, nil
-		held, err := collect(grants().Prefix(tx, prefix))
-		if err != nil {
-			return err
-		}
-		for _, g := range held {
-			k, _, err := clients().Get(tx, g.Client.Node)
-			if err != nil {
-				return err
-			}
-			d, err := denialOf(tx, g.Client, k)
-			if err != nil {
-				return err
-			}
-			earlier := g.Client.Addrs
-			if g.NameOnly || len(g.Client.Addrs) == 0 {
-				g.Client.Addrs = k.Client.Addrs
-			}
-			switch {
-			case d != nil && d.fence.IsDesired():
-				g.Client.Addrs = slices.Concat(earlier, k.Client.Addrs)
-				fenced = append(fenced, g)
-			case g.Revoking.IsZero():
-				admitted[g.Volume] = append(admitted[g.Volume], g)
-			}
-		}
-		return nil
+		admitted, fenced, err = divide(tx, "")
+		return err
 	})
 	return admitted, fenced, err
+}
+
+// divide reads the grants whose keys have a prefix.
+func divide(tx *store.Tx, prefix string) (admitted map[volume.ID][]Grant, fenced []Grant, err error) {
+	held, err := collect(grants().Prefix(tx, prefix))
+	if err != nil {
+		return nil, nil, err
+	}
+	admitted = map[volume.ID][]Grant{}
+	for _, g := range held {
+		k, _, err := clients().Get(tx, g.Client.Node)
+		if err != nil {
+			return nil, nil, err
+		}
+		d, err := denialOf(tx, g.Client, k)
+		if err != nil {
+			return nil, nil, err
+		}
+		earlier := g.Client.Addrs
+		if g.NameOnly || len(g.Client.Addrs) == 0 {
+			g.Client.Addrs = k.Client.Addrs
+		}
+		switch {
+		case d != nil && d.fence.IsDesired():
+			g.Client.Addrs = slices.Concat(earlier, k.Client.Addrs)
+			fenced = append(fenced, g)
+		case g.Revoking.IsZero():
+			admitted[g.Volume] = append(admitted[g.Volume], g)
+		}
+	}
+	return admitted, fenced, nil
 }
 
 // denialOf returns nil for a client that is not fenced.
