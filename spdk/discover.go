@@ -86,8 +86,15 @@ func (c *Client) Version(ctx context.Context) (Version, error) {
 	return v, nil
 }
 
+// methodOfStart is only accepted before the initialisation.
+const methodOfStart = "framework_start_init"
+
+// IsStarting reports whether the process was not initialised yet. Then it accepts
+// few methods.
+func (m MethodSet) IsStarting() bool { return m.Has(methodOfStart) }
+
 // Methods returns the methods accepted in the current state of the process,
-// cached like Version.
+// cached like Version, but not before the initialisation.
 func (c *Client) Methods(ctx context.Context) (MethodSet, error) {
 	epoch, _, known := c.known()
 	if known != nil {
@@ -98,7 +105,9 @@ func (c *Client) Methods(ctx context.Context) (MethodSet, error) {
 		return MethodSet{}, err
 	}
 	m := NewMethodSet(names...)
-	c.learn(epoch, func(f *facts) { f.methods = &m })
+	if !m.IsStarting() {
+		c.learn(epoch, func(f *facts) { f.methods = &m })
+	}
 	return m, nil
 }
 

@@ -77,6 +77,6 @@ func (m *Manager) removeKey(ctx context.Context, o plan.Object) error {
 }
 
 func (m *Manager) hasKeyring(ctx context.Context) (bool, error) {
-	methods, err := m.config.RPC.Methods(ctx)
+	methods, err := m.methods(ctx)
 	return methods.Has("keyring_file_add_key"), err
 }

@@ -134,7 +134,7 @@ func (m *Manager) checkHidden(ctx context.Context, o plan.Object) error {
 // exposed looks up a device exposed to hosts; a process that is not SNAP
 // exposes nothing.
 func (m *Manager) exposed(ctx context.Context, kind plan.Kind, is func(device string) bool) (string, error) {
-	methods, err := m.config.RPC.Methods(ctx)
+	methods, err := m.methods(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -164,9 +164,19 @@ func (m *Manager) exposed(ctx context.Context, kind plan.Kind, is func(device st
 // Abilities are the kinds of objects that a process supports.
 type Abilities struct{ NVMe, AIO, RBD, Filesystem bool }
 
+// methods returns those of an initialised process. Unavailable: it is starting, and
+// what it supports and exposes is not known yet.
+func (m *Manager) methods(ctx context.Context) (spdk.MethodSet, error) {
+	methods, err := m.config.RPC.Methods(ctx)
+	if err == nil && methods.IsStarting() {
+		err = errs.Errorf(errs.Unavailable, "SNAP at %s is not initialised yet; retry", m.config.RPC.Socket())
+	}
+	return methods, err
+}
+
 // Abilities derives the supported kinds from the process's methods.
 func (m *Manager) Abilities(ctx context.Context) (Abilities, error) {
-	methods, err := m.config.RPC.Methods(ctx)
+	methods, err := m.methods(ctx)
 	if err != nil {
 		return Abilities{}, err
 	}

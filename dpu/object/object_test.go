@@ -293,3 +293,29 @@ func TestRemoveOfWhatIsExposed(t *testing.T) {
 	testkit.Must(r.t, r.rpc.Do(t.Context(), "nvme_namespace_destroy", map[string]any{"nqn": emulated, "nsid": 1}))
 	testkit.Must(r.t, r.Remove(t.Context(), c))
 }
+
+// Before its initialisation SNAP has none of the methods that create and expose
+// devices: then nothing is known of what it supports and a host sees, and afterwards
+// that is not remembered.
+func TestSNAPStarts(t *testing.T) {
+	r := newRig(t, spdktest.Config{Flavour: spdktest.Fork, SNAP: true, WaitForRPC: true}, nil)
+	for _, kind := range []plan.Kind{plan.Controller, plan.AIOFsdev} {
+		if where, err := r.Exposed(t.Context(), kind, "disk"); errs.KindOf(err) != errs.Unavailable {
+			t.Errorf("exposure of a %s before the initialisation: %q, %v", kind, where, err)
+		}
+	}
+	if a, err := r.Abilities(t.Context()); errs.KindOf(err) != errs.Unavailable {
+		t.Errorf("abilities before the initialisation: %+v, %v", a, err)
+	}
+	node := testkit.Open(spdk.Open(spdk.Config{Socket: r.rpc.Socket()}))(t)
+	testkit.Must(t, node.Call(t.Context(), "framework_start_init", nil, nil),
+		node.Call(t.Context(), "bdev_malloc_create", map[string]any{"name": "disk", "num_blocks": 1024, "block_size": 512}, nil),
+		node.Call(t.Context(), "nvme_subsystem_create", map[string]any{"nqn": one}, nil),
+		node.Call(t.Context(), "nvme_namespace_create", map[string]any{"bdev_type": "spdk", "nqn": one, "nsid": 1, "uuid": uuid, "bdev_name": "disk"}, nil))
+	if where, err := r.Exposed(t.Context(), plan.Controller, "disk"); err != nil || where == "" {
+		t.Errorf("exposure after the initialisation: %q, %v", where, err)
+	}
+	if a, err := r.Abilities(t.Context()); err != nil || !a.NVMe {
+		t.Errorf("abilities after the initialisation: %+v, %v", a, err)
+	}
+}

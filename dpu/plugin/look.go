@@ -114,11 +114,8 @@ func (p *Plugin) Ready(ctx context.Context) (bool, error) {
 	}
 	if err != nil {
 		p.log.InfoContext(ctx, "not ready, SNAP does not respond", "err", err)
+		notify(p.wakeCleanup) // the cleanup waits until SNAP is initialised
 		return false, ctx.Err()
 	}
-	initialised := a != object.Abilities{}
-	if !initialised { // the cleanup waits until it is
-		notify(p.wakeCleanup)
-	}
-	return p.cleanedUp.Load() && initialised, nil
+	return p.cleanedUp.Load() && a != object.Abilities{}, nil
 }
