@@ -82,11 +82,25 @@ func (o *Object) ReadState(ctx context.Context) (generation uint64, entries map[
 	if err != nil {
 		return 0, nil, err
 	}
-	entries = make(map[string][]byte, len(s.entries))
+	return s.generation, s.copied(), nil
+}
+
+// RecallState returns the state of the last read or write, if it existed, without a
+// request. WriteState fails if it has changed since.
+func (o *Object) RecallState() (generation uint64, entries map[string][]byte, ok bool) {
+	s := o.remembered()
+	if s == nil || s.generation == 0 {
+		return 0, nil, false
+	}
+	return s.generation, s.copied(), true
+}
+
+func (s *snapshot) copied() map[string][]byte {
+	entries := make(map[string][]byte, len(s.entries))
 	for name, value := range s.entries {
 		entries[name] = bytes.Clone(value)
 	}
-	return s.generation, entries, nil
+	return entries
 }
 
 func (o *Object) read(ctx context.Context) (*snapshot, error) {

@@ -3,6 +3,7 @@ package configmap_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -80,5 +81,32 @@ func TestTwoProcesses(t *testing.T) {
 				}
 			}
 		}
+	})
+}
+
+// An update after a read sends one request, and one that another process has
+// overtaken is decided on the present state, also if it fails or changes nothing.
+func TestRequestsOfUpdate(t *testing.T) {
+	s := kubeapi.New(t, kubeapi.ConfigMaps())
+	options := store.Options{Role: "engine", Version: 1}
+	db, other := testkit.Value(store.OpenShared(t.Context(), "a", open(t, s), options))(t), testkit.Value(store.OpenShared(t.Context(), "b", open(t, s), options))(t)
+	count := func(what string, wantGets, wantPuts int, update func() error) {
+		t.Helper()
+		gets, puts := s.Count("get"), s.Count("update")
+		testkit.Must(t, update())
+		if gets, puts = s.Count("get")-gets, s.Count("update")-puts; gets != wantGets || puts != wantPuts {
+			t.Errorf("%s: %d reads and %d writes, want %d and %d", what, gets, puts, wantGets, wantPuts)
+		}
+	}
+	count("an update", 0, 1, func() error { return appendID(t.Context(), db, 1) })
+	count("an overtaken update", 1, 2, func() error { return appendID(t.Context(), other, 2) })
+	count("an overtaken one that fails", 1, 1, func() error {
+		if err := appendID(t.Context(), db, 2); !errors.Is(err, errs.Exists) {
+			return fmt.Errorf("%w, want %w", err, errs.Exists)
+		}
+		return nil
+	})
+	count("one that changes nothing", 1, 0, func() error {
+		return other.Update(t.Context(), func(*store.Tx) error { return nil })
 	})
 }

@@ -125,21 +125,25 @@ func (s *Shared) update(ctx context.Context, fn func(generation uint64, tx *Tx) 
 		return fmt.Errorf("store %s: wait for other updates: %w", s.name, ctx.Err())
 	}
 	defer func() { <-s.writer }()
-	for range maxAttempts {
-		generation, entries, err := s.object.ReadState(ctx)
-		if err != nil {
-			return fmt.Errorf("store %s: read: %w", s.name, err)
+	for attempt := range maxAttempts {
+		generation, entries, recalled := s.recall(attempt)
+		if !recalled {
+			var err error
+			if generation, entries, err = s.object.ReadState(ctx); err != nil {
+				return fmt.Errorf("store %s: read: %w", s.name, err)
+			}
 		}
 		m, err := newMemory(entries, false)
 		if err != nil {
 			return fmt.Errorf("store %s: %w", s.name, err)
 		}
-		if err := fn(generation, &Tx{m}); err != nil {
-			return err
-		}
+		err = fn(generation, &Tx{m})
 		set, remove := m.difference(entries)
-		if len(set) == 0 && len(remove) == 0 {
-			return nil
+		switch {
+		case recalled && (err != nil || len(set)+len(remove) == 0):
+			continue // only a write shows that the state is the present one
+		case err != nil || len(set)+len(remove) == 0:
+			return err
 		}
 		switch err := s.object.WriteState(ctx, generation, set, remove); {
 		case err == nil:
@@ -151,4 +155,15 @@ func (s *Shared) update(ctx context.Context, fn func(generation uint64, tx *Tx) 
 		}
 	}
 	return errs.Errorf(errs.Busy, "store %s: %w in each of %d attempts, retry", s.name, ErrChanged, maxAttempts)
+}
+
+// recall returns the state of the object's last read or write for a first attempt.
+func (s *Shared) recall(attempt int) (generation uint64, entries map[string][]byte, ok bool) {
+	o, recalls := s.object.(interface {
+		RecallState() (generation uint64, entries map[string][]byte, ok bool)
+	})
+	if !recalls || attempt > 0 {
+		return 0, nil, false
+	}
+	return o.RecallState()
 }
