@@ -104,13 +104,10 @@ func (e *FS) start() error {
 	}
 	e.mount = &fsMount{conn: e.Connection, fs: e.name, root: e.root, began: e.recordMount}
 	e.release = e.mount.close
-	err := e.mount.use(func(i *cephfs.MountInfo) (err error) {
-		e.id, err = i.GetFsCid()
-		return explain(err, "read the number of file system %s", e.name)
-	})
-	if err != nil {
+	if err := e.mount.use(func(*cephfs.MountInfo) error { return nil }); err != nil {
 		return err
 	}
+	e.id = e.mount.id
 	if err := e.pools[0].endCreations(e.hasEnded); err != nil {
 		return err
 	}

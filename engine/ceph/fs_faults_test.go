@@ -52,6 +52,38 @@ func TestFSManagerHangs(t *testing.T) {
 	wantNoSubvolumes(t, e)
 }
 
+// The engine's mount has ended, and the subvolume group, or the whole file system,
+// is not there when it mounts again: then nothing is known of the volumes.
+func TestFSGroupIsMissing(t *testing.T) {
+	t.Parallel()
+	e := openFS(t, fsConfig(t))
+	ctx := testkit.Context(t)
+	v := makeFS(t, e, fsRequest("v", volume.Source{}))
+	end := func() {
+		if current := e.mount.current; current != nil {
+			testkit.Value(e.mount.acquire())(t)
+			e.mount.release(current, true)
+		}
+	}
+	unknown := func(what string, kind errs.Kind) {
+		end()
+		wantKind(t, testkit.Err(e.Get(ctx, v.ID)), "Get "+what, kind)
+		wantKind(t, e.Delete(ctx, v.ID), "Delete "+what, kind)
+	}
+	testkit.Must(t, shared.files.Rename(e.root, e.root+"-away"))
+	unknown("without the group", errs.Unavailable)
+	testkit.Must(t, shared.files.Rename(e.root+"-away", e.root))
+	name := e.mount.fs
+	e.mount.fs = "none"
+	unknown("without the file system", errs.Unavailable)
+	e.mount.fs = name
+	e.mount.id++
+	unknown("in another file system of the name", errs.Precondition)
+	e.mount.id--
+	testkit.Must(t, e.Delete(ctx, v.ID))
+	wantNoSubvolumes(t, e)
+}
+
 // A copy that cannot begin leaves nothing in its source.
 func TestFSCopyDoesNotBegin(t *testing.T) {
 	t.Parallel()

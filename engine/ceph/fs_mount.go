@@ -22,6 +22,8 @@ type fsMount struct {
 	root string // path of the group
 	// began is called with each new mount.
 	began func(*cephfs.MountInfo)
+	// id is the number of the file system, from its first mount.
+	id int64
 
 	mu      sync.Mutex
 	current *mounted
@@ -77,10 +79,18 @@ func (m *fsMount) mount() (*cephfs.MountInfo, error) {
 		err = info.MountWithRoot(m.root)
 	}
 	if err == nil {
-		m.began(info)
-		return info, nil
+		if err = m.identify(info); err == nil {
+			m.began(info)
+			return info, nil
+		}
+		_ = info.Unmount()
+		_ = info.Release()
+		return nil, err
 	}
-	_ = info.Release() // nothing is mounted
+	_ = info.Release()     // nothing is mounted
+	if is(err, notFound) { // this is not about the object that the caller looks for
+		return nil, errs.Errorf(errs.Unavailable, "mount %s of file system %s: %v: the file system or its subvolume group is not there now; what is in them is not known", m.root, m.fs, plain(err))
+	}
 	if is(err, syscall.EACCES, syscall.EPERM) {
 		return nil, errs.Errorf(errs.Denied, "mount %s of file system %s: %w: the Ceph user of the controller needs the capability mds 'allow *', or for volumes without fences mds 'allow rw fsname=%[2]s path=%[1]s'", m.root, m.fs, plain(err))
 	}
@@ -88,6 +98,20 @@ func (m *fsMount) mount() (*cephfs.MountInfo, error) {
 		return nil, errs.Errorf(errs.Unavailable, "mount %s of file system %s: %w: no metadata server answers; check them, and that the Ceph user has the capability mds 'allow *', because Ceph 20 does not answer a user without one", m.root, m.fs, plain(err))
 	}
 	return nil, explain(err, "mount %s of file system %s", m.root, m.fs)
+}
+
+// identify refuses another file system of the same name: that an object is not
+// there says nothing.
+func (m *fsMount) identify(info *cephfs.MountInfo) error {
+	id, err := info.GetFsCid()
+	if err != nil {
+		return explain(err, "read the number of file system %s", m.fs)
+	}
+	if m.id != 0 && m.id != id {
+		return errs.Errorf(errs.Precondition, "file system %s has the number %d and had %d: it was created again; restart the controller if it should serve the new one", m.fs, id, m.id)
+	}
+	m.id = id
+	return nil
 }
 
 func (m *fsMount) release(used *mounted, isEnded bool) {
