@@ -86,7 +86,7 @@ func TestAdoptRefuses(t *testing.T) {
 		"missing":    {handle{cluster: "test", pool: e.pools[0].id, uuid: uuid(3)}, errs.NotFound},
 		"elsewhere":  {handle{cluster: "other", pool: e.pools[0].id, uuid: uuid(1)}, errs.Precondition},
 		"other pool": {handle{cluster: "test", pool: 1, uuid: uuid(1)}, errs.Precondition},
-		"no pool":    {handle{cluster: "test", pool: 999, uuid: uuid(1)}, errs.NotFound},
+		"no pool":    {handle{cluster: "test", pool: 999, uuid: uuid(1)}, errs.Precondition},
 	} {
 		_, err := e.Get(ctx, volume.ID(c.h.String()))
 		wantKind(t, err, "Get of a volume that is "+name, c.want)

@@ -5,6 +5,7 @@ package ceph
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -42,8 +43,11 @@ func (e *Engine) Delete(ctx context.Context, id volume.ID) error {
 
 func (e *Engine) delete(id volume.ID, v volumeID) error {
 	p, err := e.poolOf(v.pool, string(id))
+	if errors.Is(err, errNoPool) {
+		err = cmp.Or(e.notElsewhere(nil, v), err)
+	}
 	if errs.KindOf(err) == errs.NotFound {
-		return e.notElsewhere(nil, v)
+		return nil
 	}
 	if err != nil {
 		return err

@@ -247,7 +247,7 @@ func (e *Engine) find(id volume.ID) (*image, error) {
 		return nil, noVolume(id)
 	}
 	p, err := e.poolOf(v.pool, string(id))
-	if errs.KindOf(err) == errs.NotFound {
+	if errors.Is(err, errNoPool) {
 		return nil, cmp.Or(e.notElsewhere(nil, v), err)
 	}
 	if err != nil {
@@ -276,22 +276,19 @@ func noVolume(id volume.ID) error {
 	return errs.Errorf(errs.NotFound, "volume %s does not exist", errs.Quote(string(id)))
 }
 
-// poolOf returns the pool in the id of an object. NotFound: the cluster has no
-// such pool. Precondition: it is not one of the engine's.
+// poolOf returns the pool in the id of an object; poolOutside has the errors. The
+// monitors are asked: this client's map can lack a pool that is new.
 func (e *Engine) poolOf(id int64, object string) (*pool, error) {
 	for _, p := range e.pools {
 		if p.id == id {
 			return p, nil
 		}
 	}
-	name, err := e.rados.GetPoolByID(id)
-	if is(err, notFound) {
-		return nil, errs.Errorf(errs.NotFound, "%s does not exist: its pool, number %d of Ceph cluster %s, was deleted", object, id, e.cluster.ID)
-	}
+	dump, status, err := e.rados.MonCommand([]byte(`{"prefix":"osd dump","format":"json"}`))
 	if err != nil {
-		return nil, explain(err, "look up pool %d", id)
+		return nil, commandError(err, status, "look up pool %d", id)
 	}
-	return nil, errs.Errorf(errs.Precondition, "%s is in pool %s, which this driver does not serve; add --ceph-pool %s", object, name, name)
+	return nil, poolOutside(dump, id, object, e.cluster.ID)
 }
 
 func (e *Engine) poolNamed(name string) *pool {
