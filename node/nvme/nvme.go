@@ -294,13 +294,10 @@ func isLoss(err error) bool {
 	})
 }
 
-// busyBound waits for programs that look at the device for a moment, as udev's.
-const busyBound = time.Second
-
 // checkUnused: the kernel removes also a disk in use. Users in other PID
 // namespaces are seen only with the host's /proc.
 func checkUnused(ctx context.Context, n kernel.Namespace) error {
-	return retry.For(ctx, busyBound, func() (again bool, err error) {
+	return holders.AwaitUnused(ctx, n.Major, n.Minor, func() (inUse bool, err error) {
 		users, found := holders.UsersOfDevice(ctx, n.Major, n.Minor)
 		if !found {
 			return false, nil

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -13,7 +12,6 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
 	"github.com/cleatproject/cleat/internal/linux/holders"
 	"github.com/cleatproject/cleat/internal/linux/kernelcall"
-	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
 // ErrFenced is returned for a device whose client is on the cluster's blocklist.
@@ -34,13 +32,10 @@ func (k *Kernel) Flush(ctx context.Context, d Device) error {
 	return nil
 }
 
-// busyBound waits for programs that look at the device for a moment, as udev's.
-const busyBound = time.Second
-
 // Unmap removes an unused device. It blocks until the cluster answers.
 // Precondition: the device is in use, and unchanged. A missing one is no error.
 func (k *Kernel) Unmap(ctx context.Context, d Device) error {
-	err := retry.For(ctx, busyBound, func() (again bool, err error) {
+	err := holders.AwaitUnused(ctx, d.Major, d.Minor, func() (inUse bool, err error) {
 		if err := k.verify(d); err != nil {
 			return false, err
 		}

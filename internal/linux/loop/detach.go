@@ -5,17 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/holders"
-	"github.com/cleatproject/cleat/internal/linux/retry"
 )
-
-// detachBound waits for short uses of the device by others.
-const detachBound = time.Second
 
 func (k kernel) detach(ctx context.Context, d Device) error {
 	if err := ctx.Err(); err != nil {
@@ -29,7 +24,7 @@ func (k kernel) detach(ctx context.Context, d Device) error {
 		return err
 	}
 	f.Close()
-	err = retry.For(ctx, detachBound, func() (again bool, err error) {
+	err = holders.AwaitUnused(ctx, before.Major, before.Minor, func() (inUse bool, err error) {
 		err = k.tryDetach(d)
 		return errors.Is(err, ErrBusy), err
 	})

@@ -238,16 +238,35 @@ func TestDetachRefusesADeviceMountedInAnotherNamespace(t *testing.T) {
 	f.Close()
 	testkit.Run(t, "mkfs.ext4", "-q", d.Path)
 	dir := t.TempDir()
-	// Unmount the copies of other tests' mounts at once: they would keep those
-	// tests' devices busy.
-	stop := startHolder(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS},
-		`mount --make-rprivate / && while read -r _ _ _ _ target _; do
-			case "$target" in "$3"/*) umount -l "$target" 2>/dev/null;; esac
-		done </proc/self/mountinfo
-		mount "$1" "$2" && echo ready && read line`, d.Path, dir, os.TempDir())
+	stop := startCopy(t, d.Path, dir)
 	wantBusy(t, d, dir, "mount namespace")
 	stop()
 	testkit.Must(t, Detach(t.Context(), d))
+}
+
+// A container runtime copies the mounts of the host, and drops the copies when it
+// has changed the root of the new container.
+func TestDetachOutlastsAProcessThatIsBeingStarted(t *testing.T) {
+	t.Parallel()
+	d, f := mustAttach(t, Config{File: newFile(t, testSize)})
+	f.Close()
+	testkit.Run(t, "mkfs.ext4", "-q", d.Path)
+	dir := t.TempDir()
+	for {
+		testkit.Run(t, "mount", d.Path, dir)
+		began, ended := time.Now(), make(chan time.Time, 1)
+		stop := startCopy(t, "", "")
+		testkit.Unmount(t, dir)
+		time.AfterFunc(time.Until(began.Add(2*time.Second)), func() { stop(); ended <- time.Now() })
+		err := Detach(t.Context(), d)
+		if took := (<-ended).Sub(began); err == nil || took < 4*time.Second {
+			if err != nil {
+				t.Errorf("the copy ended %v after the start of its process: %v", took, err)
+			}
+			return
+		}
+		// The process took too long on this machine.
+	}
 }
 
 func TestDetachWaitsForAShortUse(t *testing.T) {
@@ -272,7 +291,7 @@ func TestDetachEndsWithItsContext(t *testing.T) {
 	d, _ := mustAttach(t, Config{File: newFile(t, testSize)})
 	ended := testkit.Canceled(t)
 	testkit.WantError(t, "with a context that has ended", Detach(ended, d), context.Canceled)
-	// Shorter than detachBound, after which the error would not include the
+	// Shorter than a second, after which the error would not include the
 	// context's.
 	var err error
 	wait := 20 * time.Millisecond
@@ -283,7 +302,7 @@ func TestDetachEndsWithItsContext(t *testing.T) {
 		if errors.Is(err, ErrBusy) && errors.Is(err, context.DeadlineExceeded) {
 			return
 		}
-		wait = min(2*wait, detachBound/2)
+		wait = min(2*wait, time.Second/2)
 	}
 	t.Errorf("err %v, want both %v and the end of the context", err, ErrBusy)
 }
@@ -323,6 +342,18 @@ func TestSetAutoClear(t *testing.T) {
 
 // The script prints "ready" and keeps something in use until stop or the end of
 // the test.
+// startCopy starts a process with a copy of this test's mounts, and optionally one
+// more. It unmounts the copies of other tests' mounts at once, which would keep
+// those tests' devices busy.
+func startCopy(t *testing.T, device, dir string) (stop func()) {
+	t.Helper()
+	return startHolder(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS},
+		`mount --make-rprivate / && while read -r _ _ _ _ target _; do
+			case "$target" in "$3"/*) ;; "$4"/*) umount -l "$target" 2>/dev/null;; esac
+		done </proc/self/mountinfo
+		if [ -n "$1" ]; then mount "$1" "$2"; fi && echo ready && read line`, device, dir, filepath.Dir(t.TempDir()), os.TempDir())
+}
+
 func startHolder(t *testing.T, attr *syscall.SysProcAttr, script string, args ...string) (stop func()) {
 	t.Helper()
 	cmd := exec.Command("sh", append([]string{"-c", script, "sh"}, args...)...)
