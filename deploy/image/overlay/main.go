@@ -14,11 +14,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"syscall"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/deploy/image"
@@ -49,9 +47,6 @@ func run(ctx context.Context, command []string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make the mounts private: %w", err)
 	}
-	if err := releaseTests(); err != nil {
-		return err
-	}
 	layers := "lowerdir=" + filepath.Join(root, "usr") + ":/usr"
 	if err := unix.Mount("ceph", "/usr", "overlay", unix.MS_RDONLY, layers); err != nil {
 		return fmt.Errorf("mount Ceph's packages over /usr: %w", err)
@@ -61,22 +56,4 @@ func run(ctx context.Context, command []string) error {
 		return err
 	}
 	return syscall.Exec(program, command, os.Environ())
-}
-
-// releaseTests removes the copies of other tests' mounts from this namespace: they
-// would keep the loop devices of those in use as long as the command runs.
-func releaseTests() error {
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(os.TempDir()))
-	if err != nil {
-		return fmt.Errorf("list the mounts of other tests: %w", err)
-	}
-	for _, m := range slices.Backward(mounts) {
-		if m.Mountpoint == os.TempDir() {
-			continue
-		}
-		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("unmount %s in this mount namespace: %w", m.Mountpoint, err)
-		}
-	}
-	return nil
 }

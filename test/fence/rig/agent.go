@@ -15,8 +15,9 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit/mountns"
 )
 
 // Agent is the first process of a machine: it starts processes for the test and
@@ -34,7 +35,7 @@ func runAgent() int {
 	signal.Ignore(unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	err := errors.Join(
 		unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""), // unmounts outside are propagated
-		leaveLoopDevices(),
+		mountns.DropCopies(),
 		unix.Mount("proc", "/proc", "proc", 0, ""))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "machine:", err)
@@ -57,18 +58,6 @@ func runAgent() int {
 	go s.ServeConn(&control{Conn: conn, gone: gone})
 	<-gone // ServeConn itself would wait for the answers to Wait
 	return 0
-}
-
-// leaveLoopDevices unmounts this namespace's copies of mounts on loop devices,
-// which would keep the devices busy.
-func leaveLoopDevices() error {
-	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !strings.HasPrefix(m.Source, "/dev/loop"), false })
-	for _, m := range mounts {
-		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("unmount the copy of %s: %w", m.Mountpoint, err)
-		}
-	}
-	return err
 }
 
 // control detects the end of the test.

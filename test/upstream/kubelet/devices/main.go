@@ -42,7 +42,7 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 	"k8s.io/kubernetes/pkg/kubelet/config"
 
-	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/testkit/mountns"
 	"github.com/cleatproject/cleat/test/upstream/kubelet"
 )
 
@@ -90,24 +90,6 @@ func run(ctx context.Context, home, dir string) error {
 	return errors.Join(plugins.Close(ctx), devices.Stop(klog.Background()))
 }
 
-// dropCopies unmounts the namespace's copies of mounts on loop devices, which
-// would keep the devices busy.
-func dropCopies(ctx context.Context) error {
-	table, err := mount.Table(ctx)
-	if err != nil {
-		return err
-	}
-	for _, e := range slices.Backward(table) {
-		if !strings.HasPrefix(e.Source, "/dev/loop") {
-			continue
-		}
-		if err := unix.Unmount(e.Target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("unmount the copy of %s: %w", e.Target, err)
-		}
-	}
-	return nil
-}
-
 func hideVarLib(ctx context.Context, home string) error {
 	mine, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
@@ -116,7 +98,7 @@ func hideVarLib(ctx context.Context, home string) error {
 	if parents, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", os.Getppid())); err != nil || mine == parents {
 		return fmt.Errorf("it needs a mount namespace of its own (unshare --mount): %w", errors.Join(err, unix.EPERM))
 	}
-	if err := dropCopies(ctx); err != nil {
+	if err := mountns.DropCopies(); err != nil {
 		return err
 	}
 	at, err := os.Open(cmp.Or(home, "/")) // it can be below the directory that is about to be hidden
