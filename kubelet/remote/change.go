@@ -36,9 +36,15 @@ type Change struct {
 	Plugin *watch.Status `json:"plugin,omitempty"`
 }
 
+// source is a watch.Host.
+type source interface {
+	Subscribe(ctx context.Context) iter.Seq[watch.Event]
+	Snapshot() (serial uint64, all []watch.Status)
+}
+
 // Follow yields a host's plugins and then each change, until ctx ends or the
 // host is closed.
-func Follow(ctx context.Context, h *watch.Host) iter.Seq[Change] {
+func Follow(ctx context.Context, h source) iter.Seq[Change] {
 	return func(yield func(Change) bool) {
 		for again := true; again; {
 			again = follow(ctx, h, yield) && yield(Change{Kind: Restart, Time: time.Now()})
@@ -47,7 +53,7 @@ func Follow(ctx context.Context, h *watch.Host) iter.Seq[Change] {
 }
 
 // follow ends at the first gap, and reports it.
-func follow(ctx context.Context, h *watch.Host, yield func(Change) bool) (gap bool) {
+func follow(ctx context.Context, h source, yield func(Change) bool) (gap bool) {
 	events := h.Subscribe(ctx) // before Snapshot, to miss no change
 	known, all := h.Snapshot()
 	for _, s := range all {

@@ -65,15 +65,9 @@ type rig struct {
 
 func newRig(t testing.TB) *rig {
 	t.Helper()
-	return newRigWith(t, watch.Options{})
-}
-
-func newRigWith(t testing.TB, o watch.Options) *rig {
-	t.Helper()
 	top := t.TempDir()
 	r := &rig{dir: filepath.Join(top, "plugins")}
-	o.Dir, o.Handlers = r.dir, map[string]watch.Handler{"CSIPlugin": anything{}}
-	r.host = testkit.Value(watch.New(o))(t)
+	r.host = testkit.Value(watch.New(watch.Options{Dir: r.dir, Handlers: map[string]watch.Handler{"CSIPlugin": anything{}}}))(t)
 	testkit.Must(t, r.host.Start(t.Context()))
 	r.server = testkit.Value(server.NewGRPC(server.GRPCConfig{Code: Code}))(t)
 	r.service = NewService(Config{
