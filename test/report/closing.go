@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -20,10 +21,12 @@ type row struct {
 	OK                      bool
 	Passed, Failed, Skipped int
 	Failures, Flaky         []outcome // flaky: failed, and then passed twice
+	LeftOut                 []outcome // skipped; the output is the reason
 }
 
-// outcome is a failed test, with its first output.
-type outcome struct{ Test, Output string }
+// outcome is a failed test or command, with its first output and the state of the
+// machine.
+type outcome struct{ Test, Output, Machine string }
 
 func appendRow(path string, r row) error {
 	line, err := json.Marshal(r)
@@ -100,9 +103,10 @@ func printClosing(out io.Writer, path string) error {
 			fmt.Fprintf(out, "FAILED %s: %s\n%s", r.Part, f.Test, excerpt(f.Output))
 		}
 	}
+	printLeftOut(out, rows)
 	for _, r := range rows { // at times only the last ten lines
 		for _, f := range r.Failures {
-			fmt.Fprint(out, said(f.Output))
+			fmt.Fprintf(out, "FAILED %s: %s: %s\n    meanwhile: %s\n", r.Part, strings.TrimPrefix(f.Test, modulePath), said(f.Output), f.Machine)
 		}
 	}
 	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", sum.Passed, sum.Failed, sum.Skipped)
@@ -128,16 +132,37 @@ func excerpt(output string) string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-var position = regexp.MustCompile(`^\s*\w+_test\.go:\d+: `)
+var position = regexp.MustCompile(`^\s*\w+_test\.go:\d+: \S`)
 
-// said returns the first lines that a test itself has printed, without logs.
+// said returns the first line that a test itself has printed, without logs, or
+// the last line of anything else.
 func said(output string) string {
-	lines := strings.Split(output, "\n")
-	lines = slices.DeleteFunc(lines, func(l string) bool { return !position.MatchString(l) })
-	if len(lines) == 0 {
-		return ""
+	lines := strings.Split(strings.TrimSpace(output), "\n")
+	line := lines[len(lines)-1]
+	if i := slices.IndexFunc(lines, position.MatchString); i >= 0 {
+		line = lines[i]
 	}
-	return excerpt(strings.Join(lines[:min(4, len(lines))], "\n"))
+	return strings.TrimSpace(excerpt(strings.TrimSpace(line)))
+}
+
+const modulePath = "github.com/cleatproject/cleat/"
+
+// printLeftOut prints a table of the skipped tests by reason.
+func printLeftOut(out io.Writer, rows []row) {
+	tests := map[string][]string{}
+	for _, r := range rows {
+		for _, l := range r.LeftOut {
+			tests[l.Output] = append(tests[l.Output], strings.TrimPrefix(l.Test, modulePath))
+		}
+	}
+	if len(tests) > 0 {
+		fmt.Fprintf(out, "%-25s %5s  %s\n", "left out", "tests", "why")
+	}
+	for _, reason := range slices.Sorted(maps.Keys(tests)) {
+		what, why, _ := strings.Cut(reason, ": ")
+		all := tests[reason]
+		fmt.Fprintf(out, "%-25s %5d  %s (%s)\n", what, len(all), why, strings.Join(all, ", "))
+	}
 }
 
 // beside returns the parts that overlapped with a part for a second or more.

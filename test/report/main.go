@@ -1,5 +1,6 @@
 // Command report runs the parts of the test suite and reports failures, skipped
-// tests, the slowest tests, and a closing table of all parts with their times.
+// tests, the slowest tests, and a closing table of all parts with their times. The
+// last lines are what was left out, and each failure with the state of the machine.
 //
 //	report -results FILE -part NAME [-C DIR] go test ARGUMENTS...   one part: a run of go test
 //	report -results FILE -part NAME COMMAND...                      one part: any other command
@@ -11,6 +12,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"flag"
 	"fmt"
@@ -66,12 +68,23 @@ func (p part) run() (row, error) {
 		err = p.goTest(&r)
 	} else {
 		cmd := exec.Command(p.command[0], p.command[1:]...)
-		cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = p.dir, os.Stdin, p.out, p.out
-		err = cmd.Run()
+		var output bytes.Buffer
+		both := io.MultiWriter(p.out, &output)
+		cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = p.dir, os.Stdin, both, both
+		if err = cmd.Run(); err != nil {
+			r.fail(strings.Join(p.command, " "), output.String())
+		}
 		r.addCPU(cmd)
 	}
 	r.End, r.OK = time.Now(), err == nil
+	if !r.OK && len(r.Failures) == 0 {
+		r.fail(p.name, err.Error())
+	}
 	return r, err
+}
+
+func (r *row) fail(what, output string) {
+	r.Failures = append(r.Failures, outcome{Test: what, Output: output, Machine: machine()})
 }
 
 // goTest runs go test, retries listed tests, and returns an error when anything

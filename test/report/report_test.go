@@ -2,8 +2,10 @@ package main
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -160,8 +162,13 @@ func TestClosingTable(t *testing.T) {
 	at := func(s int) time.Time { return time.Unix(1_800_000_000+int64(s), 0) }
 	for _, r := range []row{
 		{Part: "lint", Start: at(0), End: at(100), OK: true},
-		{Part: "unit", Start: at(100), End: at(400), CPU: 500 * time.Second, OK: true, Passed: 7, Skipped: 1},
-		{Part: "vm", Start: at(300), End: at(500), Passed: 3, Failed: 1, Failures: []outcome{{"p TestX", "the cause\n" + strings.Repeat("more\n", 50) + "    x_test.go:7: wrong\n" + strings.Repeat("more\n", 49) + "the end\n"}}},
+		{Part: "unit", Start: at(100), End: at(400), CPU: 500 * time.Second, OK: true, Passed: 7, Skipped: 3, LeftOut: []outcome{
+			{Test: modulePath + "node/nvme TestA", Output: "nvme-target is absent: the kernel has none; guests have"}, {Test: modulePath + "node/nvme TestB", Output: "nvme-target is absent: the kernel has none; guests have"},
+			{Test: "p TestY", Output: "p_test.go:3: no root"},
+		}},
+		{Part: "vm", Start: at(300), End: at(500), Passed: 3, Failed: 1, Failures: []outcome{{
+			Test: "p TestX", Output: "the cause\n" + strings.Repeat("more\n", 50) + "    x_test.go:7: wrong\n" + strings.Repeat("more\n", 49) + "the end\n", Machine: "load 9",
+		}}},
 	} {
 		testkit.Must(t, appendRow(results, r))
 	}
@@ -171,15 +178,43 @@ func TestClosingTable(t *testing.T) {
 	}
 	for _, line := range []string{
 		"lint                        0      100        0       0       0       0 ok      \n",
-		"unit                      100      300      500       7       0       1 ok      vm\n",
+		"unit                      100      300      500       7       0       3 ok      vm\n",
 		"vm                        300      200        0       3       1       0 FAILED  unit\n",
 		"all                         0      500      500\n",
 		"FAILED vm: p TestX\nthe cause\nmore\n",
 		"more\n... 42 lines ...\nmore\n",
-		"more\nthe end\n    x_test.go:7: wrong\n10 passed, 1 failed, 1 skipped\n",
+		"more\nthe end\nleft out",
+		"nvme-target is absent         2  the kernel has none; guests have (node/nvme TestA, node/nvme TestB)\n",
+		"p_test.go:3                   1  no root (p TestY)\n",
+		"FAILED vm: p TestX: x_test.go:7: wrong\n    meanwhile: load 9\n10 passed, 1 failed, 3 skipped\n",
 	} {
 		if !strings.Contains(out.String(), line) {
 			t.Errorf("the table lacks %q:\n%s", line, out.String())
+		}
+	}
+}
+
+// The last lines explain also what is no test: a command, or a run of go test
+// without one.
+func TestFailedCommand(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		command []string
+		want    string
+	}{
+		{[]string{"sh", "-c", "echo begun; echo no space left >&2; exit 3"}, "echo no space left >&2; exit 3: no space left"},
+		{[]string{"go", "test", "-run=Absent", "."}, "FAILED x: x: no test ran"},
+	} {
+		results := filepath.Join(t.TempDir(), "results")
+		if err := run(results, part{name: "x", dir: ".", flakes: "../flakes.md", command: c.command, out: io.Discard}); err == nil {
+			t.Errorf("%q: no error", c.command)
+		}
+		var out bytes.Buffer
+		_ = printClosing(&out, results)
+		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+		last := lines[max(0, len(lines)-3):]
+		if !strings.HasSuffix(last[0], c.want) || !regexp.MustCompile(`meanwhile: load [0-9.]+ on \d+ processors, [0-9.]+ of [0-9.]+ GiB of memory available, [0-9.]+ GiB free below /`).MatchString(last[1]) {
+			t.Errorf("%q: the last lines are %q, want %q and the state of the machine", c.command, last, c.want)
 		}
 	}
 }

@@ -22,6 +22,7 @@ type event struct {
 type tally struct {
 	passed, skipped int
 	badSkips        []string
+	leftOut         []outcome
 	failures        []*failure
 	tests, packages []timing
 
@@ -40,8 +41,9 @@ type testName struct{ pkg, test string }
 // outside its tests.
 type failure struct {
 	testName
-	output string
-	flaky  bool // passed when retried
+	output  string
+	machine string // when it failed first
+	flaky   bool   // passed when retried
 }
 
 func (f *failure) String() string { return strings.TrimSpace(f.pkg + " " + f.test) }
@@ -96,9 +98,13 @@ func (t *tally) finishTest(e event, output string, out io.Writer) {
 		f.output += output
 	case "skip":
 		t.skipped++
-		if !strings.Contains(output, "left out: feature") {
+		_, reason, ok := strings.Cut(output, "left out: feature ")
+		if !ok {
 			t.badSkips = append(t.badSkips, e.Package+" "+e.Test)
+			reason = said(output)
 		}
+		reason, _, _ = strings.Cut(strings.TrimSpace(reason), "\n")
+		t.leftOut = append(t.leftOut, outcome{Test: e.Package + " " + e.Test, Output: reason})
 		fmt.Fprintf(out, "skipped %s %s\n%s", e.Package, e.Test, output)
 	}
 }
@@ -125,7 +131,7 @@ func (t *tally) failureOf(name testName) *failure {
 			return f
 		}
 	}
-	f := &failure{testName: name}
+	f := &failure{testName: name, machine: machine()}
 	t.failures = append(t.failures, f)
 	return f
 }
@@ -171,13 +177,13 @@ func (r *row) addCPU(cmd *exec.Cmd) {
 }
 
 func (r *row) count(t *tally) {
-	r.Passed, r.Skipped = t.passed, t.skipped
+	r.Passed, r.Skipped, r.LeftOut = t.passed, t.skipped, t.leftOut
 	for _, f := range t.failures {
 		if f.flaky {
-			r.Flaky = append(r.Flaky, outcome{f.String(), f.output})
+			r.Flaky = append(r.Flaky, outcome{f.String(), f.output, f.machine})
 		} else {
 			r.Failed++
-			r.Failures = append(r.Failures, outcome{f.String(), f.output})
+			r.Failures = append(r.Failures, outcome{f.String(), f.output, f.machine})
 		}
 	}
 }
