@@ -357,10 +357,16 @@ func TestFenceOverTLS(t *testing.T) {
 	}
 	mine := ours.Files(t, nil, "admin")
 	r.says(t, "fenced 192.0.2.7/32\n", with(mine, "add", "192.0.2.7", "--tls-server-name", "storage-a")...)
-	r.refuses(t, []string{"not fenced", "for another name"}, with(mine, "add", "192.0.2.8")...)
+	rejected := func(words []string, files mutualtls.Files, args ...string) {
+		t.Helper()
+		inTime(t, strings.Join(words, ", "), 50*time.Millisecond, func(timeout string) bool {
+			return saysAll(r.refuses(t, nil, with(files, append(args, "--timeout", timeout)...)...), words...)
+		})
+	}
+	rejected([]string{"not fenced", "for another name"}, mine, "add", "192.0.2.8")
 	untrusted := theirs.Files(t, nil, "admin")
 	untrusted.CA = mine.CA
-	r.refuses(t, []string{"not fenced", "rejected the client certificate"}, with(untrusted, "add", "192.0.2.8", "--tls-server-name", "storage-a")...)
+	rejected([]string{"not fenced", "rejected the client certificate"}, untrusted, "add", "192.0.2.8", "--tls-server-name", "storage-a")
 	if got := r.driver.Fenced(); !slices.Equal(got, []string{"192.0.2.7/32"}) {
 		t.Error(got)
 	}
