@@ -23,19 +23,20 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // double is a Plugin with the real gate; resources complete at once, unless
 // blocked.
 type double struct {
-	mu      sync.Mutex
-	machine *gate.Gate
-	streams map[string]*doubleStream
-	calls   map[uint64]chan any
-	timers  map[gate.Timer]*time.Timer
-	ids     uint64
-	now     gate.Status
-	stuck   bool
-	epoch   uint64
-	opened  int
-	closed  []string
-	over    bool
-	queue   []gate.Event
+	mu          sync.Mutex
+	machine     *gate.Gate
+	streams     map[string]*doubleStream
+	calls       map[uint64]chan any
+	timers      map[gate.Timer]*time.Timer
+	ids         uint64
+	now         gate.Status
+	stuck       bool
+	epoch       uint64
+	restriction uint64
+	opened      int
+	closed      []string
+	over        bool
+	queue       []gate.Event
 }
 
 type doubleStream struct {
@@ -107,7 +108,10 @@ func (d *double) resource(to gate.Forward) {
 	case gate.Open:
 		d.opened++
 		d.epoch = e.Epoch
-		d.later(gate.Reported{Resource: to.Resource, Report: gate.Report{Phase: gate.Offered, Epoch: e.Epoch, Devices: 3, Offered: 2, Streaming: true}})
+		d.later(gate.Reported{Resource: to.Resource, Report: d.offered()})
+	case gate.Restrict:
+		d.restriction = e.Seq
+		d.later(gate.Reported{Resource: to.Resource, Report: d.offered()})
 	case gate.Close:
 		d.epoch = e.Epoch
 		d.later(gate.Reported{Resource: to.Resource, Report: gate.Report{Phase: gate.Withdrawing, Epoch: e.Epoch, Devices: 3, Streaming: true, Allocating: 1}})
@@ -115,6 +119,10 @@ func (d *double) resource(to gate.Forward) {
 			d.later(d.withdrawn())
 		}
 	}
+}
+
+func (d *double) offered() gate.Report {
+	return gate.Report{Phase: gate.Offered, Epoch: d.epoch, Devices: 3, Offered: 2, Streaming: true, Restriction: d.restriction}
 }
 
 func (d *double) withdrawn() gate.Event {

@@ -193,7 +193,7 @@ func (timerExpired) apply(*renewal) {}
 
 func (e enableRequested) apply(r *renewal) {
 	c := e.claim
-	if r.desired != nil && *r.desired == c && r.halted == "" {
+	if r.desired != nil && r.desired.Equal(c) && r.halted == "" {
 		return
 	}
 	for _, w := range r.waiters {
@@ -216,7 +216,7 @@ func (r *renewal) open() {
 		return // it would also withdraw the new claim
 	}
 	if s := r.opening; s != nil {
-		if s.claim == *r.desired && !s.withdrawn || r.now.Sub(s.since) < acceptTimeout {
+		if s.claim.Equal(*r.desired) && !s.withdrawn || r.now.Sub(s.since) < acceptTimeout {
 			return
 		}
 		r.close(&r.opening)
@@ -233,7 +233,7 @@ func (r *renewal) open() {
 }
 
 func (r *renewal) holdsDesired() bool {
-	return r.current != nil && r.current.claim == *r.desired && !r.current.withdrawn
+	return r.current != nil && r.current.claim.Equal(*r.desired) && !r.current.withdrawn
 }
 
 func (e statusReceived) apply(r *renewal) {
@@ -374,7 +374,7 @@ func (r *renewal) next() time.Time {
 		}
 	case r.disabling || r.halted != "":
 	case r.opening != nil:
-		if r.opening.claim != *r.desired || r.opening.withdrawn {
+		if !r.opening.claim.Equal(*r.desired) || r.opening.withdrawn {
 			at(r.opening.since.Add(acceptTimeout))
 		}
 	case !r.holdsDesired():

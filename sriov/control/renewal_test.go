@@ -445,7 +445,7 @@ func TestRenewalModel(t *testing.T) {
 				t.Fatalf("%d streams", len(streams))
 			}
 			next := k.next()
-			if wants && k.halted == "" && k.opening == nil && !withdrawing && (k.current == nil || k.current.claim != *k.desired) && next.IsZero() {
+			if wants && k.halted == "" && k.opening == nil && !withdrawing && (k.current == nil || !k.current.claim.Equal(*k.desired)) && next.IsZero() {
 				t.Fatal("it stopped trying")
 			}
 			if len(asks) > 0 && !withdrawing && next.IsZero() {

@@ -71,11 +71,19 @@ func (r *Renewer) stream(ctx context.Context, c *connection, open openStream) fa
 	}
 	defer func() { _ = client.Close() }()
 	c.client = client
+	if len(open.claim.Closed) > 0 {
+		if err := client.closesFunctions(ctx); err != nil {
+			return failureOf(err)
+		}
+	}
 	attempt, response := rpcdial.Listen(ctx)
 	stream, err := client.service.EnableDevices(attempt, requestOf(open.claim))
 	for err == nil {
 		var m *controlv1.DevicePluginStatus
 		if m, err = stream.Recv(); err == nil {
+			if len(m.GetClosedFunctions()) < len(open.claim.Closed) { // another process than that of GetVersion
+				return failureOf(errNotClosing(r.config.Socket, extensionClosed-1))
+			}
 			r.loop.Send(statusReceived{open.stream, m.GetSession(), statusOf(m)})
 		}
 	}
@@ -87,6 +95,26 @@ func (r *Renewer) stream(ctx context.Context, c *connection, open openStream) fa
 		why.superseded = client.heldByOther(ctx)
 	}
 	return why
+}
+
+// closesFunctions returns an error unless the plugin supports closed functions: it
+// would offer them otherwise.
+func (c *Client) closesFunctions(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	v, err := c.Version(ctx)
+	if end, answered := errors.AsType[*End](err); answered && end.Code == codes.Unimplemented {
+		err = nil // version 0
+	}
+	if err == nil && v.Extensions < extensionClosed {
+		err = errNotClosing(c.socket, v.Extensions)
+	}
+	return err
+}
+
+func errNotClosing(socket string, extensions int) error {
+	return &End{Code: codes.Unimplemented, Reason: fmt.Sprintf("the plugin at %s cannot close single functions (version %d of the extensions, want %d)",
+		socket, extensions, extensionClosed)}
 }
 
 // heldByOther distinguishes a takeover from a changed plugin configuration, after
@@ -154,6 +182,7 @@ func failureOf(err error) failure {
 func requestOf(c gate.Claim) *controlv1.EnableDevicesRequest {
 	r := &controlv1.EnableDevicesRequest{
 		NodeStateGeneration: c.Generation, NodeName: text(c.Node), NodeStateUid: text(c.UID), ConfigHash: text(c.Hash),
+		ClosedFunctions: closedMessages(c.Closed),
 	}
 	if c.Lease != 0 {
 		r.LeaseDuration = durationpb.New(c.Lease)

@@ -338,7 +338,7 @@ func TestClient(t *testing.T) {
 	if diff := cmp.Diff(want, now); err != nil || diff != "" {
 		t.Errorf("%v, want -, got +:\n%s", err, diff)
 	}
-	if v, err := c.Version(testkit.Context(t)); err != nil || v != (Version{"cleat", "1.2", 1}) {
+	if v, err := c.Version(testkit.Context(t)); err != nil || v != (Version{"cleat", "1.2", Extensions}) {
 		t.Errorf("%v, %v", v, err)
 	}
 	_, err = c.Disable(testkit.Context(t), "a b")

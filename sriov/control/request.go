@@ -2,8 +2,10 @@ package control
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
+	"unicode"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -24,7 +26,14 @@ const (
 	MinLease = time.Second
 	MaxLease = time.Hour
 	MaxHold  = time.Hour
+
+	// MaxClosed is the most closed functions of a claim, which has one for each
+	// PF or VF with a problem.
+	MaxClosed = 4096
+	maxReason = 512
 )
+
+var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$`)
 
 // claimOf validates a request; errors are *End with InvalidArgument. Generation
 // 0: the client does not know it.
@@ -48,7 +57,27 @@ func claimOf(r *controlv1.EnableDevicesRequest) (gate.Claim, error) {
 	if c.Hold, err = durationField("hold_time", r.GetHoldTime(), 0, MaxHold); err != nil {
 		return gate.Claim{}, err
 	}
+	if c.Closed, err = closedFunctions(r.GetClosedFunctions()); err != nil {
+		return gate.Claim{}, err
+	}
 	return c, nil
+}
+
+func closedFunctions(list []*controlv1.ClosedFunction) (gate.Closed, error) {
+	if len(list) > MaxClosed {
+		return nil, invalid("closed_functions has %d functions, the maximum is %d; close their physical functions", len(list), MaxClosed)
+	}
+	for _, f := range list {
+		switch address, reason := f.GetAddress(), f.GetReason(); {
+		case !pciAddress.MatchString(address):
+			return nil, invalid("closed_functions: %.40q is not a PCI address, want one such as \"0000:3b:00.0\"", address)
+		case len(reason) > maxReason:
+			return nil, invalid("closed_functions: the reason of %s is %d bytes long, the maximum is %d", address, len(reason), maxReason)
+		case strings.ContainsFunc(reason, unicode.IsControl):
+			return nil, invalid("closed_functions: the reason of %s has control characters", address)
+		}
+	}
+	return closedOf(list), nil
 }
 
 // checkToken accepts printable ASCII without spaces, which is safe in logs.

@@ -29,6 +29,7 @@ func TestClaimOf(t *testing.T) {
 	full := &controlv1.EnableDevicesRequest{
 		NodeStateGeneration: 3, NodeName: "worker-1.example.com", NodeStateUid: "0b0c3b5e-6a4e-4a3e-9d63-2f61c0a34a1d",
 		ConfigHash: "sha256:" + strings.Repeat("a", 64), LeaseDuration: durationpb.New(time.Second), HoldTime: durationpb.New(time.Hour),
+		ClosedFunctions: []*controlv1.ClosedFunction{{Address: "0000:3b:00.0", Reason: "MTU 9000"}, {Address: "10000:e1:1f.7"}},
 	}
 	for name, of := range map[string]struct {
 		change func(*controlv1.EnableDevicesRequest)
@@ -55,6 +56,11 @@ func TestClaimOf(t *testing.T) {
 		"endless hold":        {func(r *controlv1.EnableDevicesRequest) { r.HoldTime = &durationpb.Duration{Seconds: math.MaxInt64} }, "hold_time is not a valid duration"},
 		"short hold":          {func(r *controlv1.EnableDevicesRequest) { r.HoldTime = durationpb.New(1) }, ""},
 		"long hold":           {func(r *controlv1.EnableDevicesRequest) { r.HoldTime = durationpb.New(time.Hour + 1) }, "hold_time is 1h0m0.000000001s; it must be between 0s and 1h0m0s"},
+		"no address":          {func(r *controlv1.EnableDevicesRequest) { r.ClosedFunctions[0].Address = "" }, `closed_functions: "" is not a PCI address, want one such as "0000:3b:00.0"`},
+		"a path":              {func(r *controlv1.EnableDevicesRequest) { r.ClosedFunctions[0].Address = "../0000:3b:00.0" }, "closed_functions: "},
+		"long reason":         {func(r *controlv1.EnableDevicesRequest) { r.ClosedFunctions[0].Reason = strings.Repeat("n", 513) }, "closed_functions: the reason of 0000:3b:00.0 is 513 bytes long, the maximum is 512"},
+		"line in reason":      {func(r *controlv1.EnableDevicesRequest) { r.ClosedFunctions[0].Reason = "a\nb" }, "closed_functions: the reason of 0000:3b:00.0 has control characters"},
+		"too many":            {func(r *controlv1.EnableDevicesRequest) { r.ClosedFunctions = make([]*controlv1.ClosedFunction, 4097) }, "closed_functions has 4097 functions, the maximum is 4096; close their physical functions"},
 		"negative hold":       {func(r *controlv1.EnableDevicesRequest) { r.HoldTime = durationpb.New(-1) }, "hold_time is -1ns"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -63,7 +69,7 @@ func TestClaimOf(t *testing.T) {
 			c, err := claimOf(r)
 			if of.says == "" {
 				want := gate.Claim{UID: r.NodeStateUid, Generation: r.NodeStateGeneration, Hash: r.ConfigHash, Node: r.NodeName,
-					Lease: r.LeaseDuration.AsDuration(), Hold: r.HoldTime.AsDuration()}
+					Lease: r.LeaseDuration.AsDuration(), Hold: r.HoldTime.AsDuration(), Closed: closedOf(r.ClosedFunctions)}
 				if diff := cmp.Diff(want, c); err != nil || diff != "" {
 					t.Errorf("%v, want -, got +:\n%s", err, diff)
 				}
@@ -79,7 +85,7 @@ func TestClaimOf(t *testing.T) {
 func FuzzClaimOf(f *testing.F) {
 	for _, r := range []*controlv1.EnableDevicesRequest{
 		{}, {NodeStateGeneration: 5, NodeName: "n"}, {NodeStateUid: "u", ConfigHash: "h", LeaseDuration: durationpb.New(time.Second), HoldTime: durationpb.New(1)},
-		{LeaseDuration: &durationpb.Duration{Seconds: -1, Nanos: 1}},
+		{LeaseDuration: &durationpb.Duration{Seconds: -1, Nanos: 1}}, {ClosedFunctions: []*controlv1.ClosedFunction{{Address: "0000:3b:00.0", Reason: "r"}}},
 	} {
 		b := testkit.Value(proto.Marshal(r))(f)
 		f.Add(b, "s")
@@ -137,6 +143,9 @@ func TestStatusRoundTrip(t *testing.T) {
 			Pools:   count.Draw(t, "pools"), Devices: count.Draw(t, "devices"), Generation: rapid.Int64().Draw(t, "generation"),
 			UID: words.Draw(t, "uid"), Hash: words.Draw(t, "hash"), Error: words.Draw(t, "error"),
 			LeaseEnds: timestamps.Draw(t, "lease"), HoldEnds: timestamps.Draw(t, "hold"), Resources: map[string]gate.Report{},
+		}
+		if rapid.Bool().Draw(t, "restricted") {
+			s.Closed, s.Withdrawn = gate.Closed{"0000:3b:00.0": "MTU"}, rapid.Bool().Draw(t, "withdrawn")
 		}
 		for _, name := range rapid.SliceOfN(words, 0, 5).Draw(t, "names") {
 			s.Resources[name] = gate.Report{Phase: rapid.SampledFrom(keys(phases)).Draw(t, "phase"), Devices: count.Draw(t, "d"), Offered: count.Draw(t, "o"),

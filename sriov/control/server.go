@@ -46,7 +46,10 @@ type End struct {
 func (e *End) Error() string { return fmt.Sprintf("%s (%s)", e.Reason, e.Code) }
 
 // Extensions is the version of cleat's extensions to the contract.
-const Extensions = 1
+const Extensions = extensionClosed
+
+// extensionClosed is the first version with closed_functions.
+const extensionClosed = 2
 
 // ServerConfig configures a Server.
 type ServerConfig struct {
@@ -103,7 +106,7 @@ func (s *Server) EnableDevices(r *controlv1.EnableDevicesRequest, out grpc.Serve
 		if !accepted {
 			accepted = true
 			s.config.Logger.InfoContext(ctx, "config daemon enabled the devices", "node", claim.Node, "generation", claim.Generation,
-				"uid", claim.UID, "config_hash", claim.Hash, "lease", claim.Lease, "hold", claim.Hold)
+				"uid", claim.UID, "config_hash", claim.Hash, "lease", claim.Lease, "hold", claim.Hold, "closed", len(claim.Closed))
 		}
 		return out.Send(messageOf(now, session))
 	})

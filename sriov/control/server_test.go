@@ -87,7 +87,7 @@ func TestEnableThenDisable(t *testing.T) {
 	testkit.WantError(t, "the stream", last(stream), io.EOF)
 	testkit.Eventually(t, "the stream is closed", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return len(d.closed) == 1 })
 	v, err := c.GetVersion(testkit.Context(t), &controlv1.GetVersionRequest{})
-	if diff := cmp.Diff(&controlv1.GetVersionResponse{Name: "cleat", Version: "1.2", Extensions: 1}, v, protocmp.Transform()); err != nil || diff != "" {
+	if diff := cmp.Diff(&controlv1.GetVersionResponse{Name: "cleat", Version: "1.2", Extensions: Extensions}, v, protocmp.Transform()); err != nil || diff != "" {
 		t.Errorf("GetVersion: %v\n%s", err, diff)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -46,6 +47,7 @@ func messageOf(s gate.Status, session string) *controlv1.DevicePluginStatus {
 		ServingGeneration: s.Generation, ErrorMessage: text(s.Error),
 		Session: session, NodeStateUid: text(s.UID), ConfigHash: text(s.Hash), Control: holdings[s.Holding],
 		LeaseExpires: timestampOf(s.LeaseEnds), HoldEnds: timestampOf(s.HoldEnds),
+		ClosedFunctions: closedMessages(s.Closed), ClosedWithdrawn: s.Withdrawn,
 	}
 	if m.State == controlv1.DevicePluginStatus_UNKNOWN {
 		m.State = controlv1.DevicePluginStatus_ERROR
@@ -69,6 +71,7 @@ func statusOf(m *controlv1.DevicePluginStatus) gate.Status {
 		Pools: int(m.GetResourcePoolCount()), Devices: int(m.GetDeviceCount()), Generation: m.GetServingGeneration(),
 		UID: m.GetNodeStateUid(), Hash: m.GetConfigHash(), Error: m.GetErrorMessage(),
 		LeaseEnds: timeOf(m.GetLeaseExpires()), HoldEnds: timeOf(m.GetHoldEnds()), Resources: map[string]gate.Report{},
+		Closed: closedOf(m.GetClosedFunctions()), Withdrawn: m.GetClosedWithdrawn(),
 	}
 	for _, r := range m.GetResources() {
 		s.Resources[r.GetName()] = gate.Report{
@@ -77,6 +80,24 @@ func statusOf(m *controlv1.DevicePluginStatus) gate.Status {
 		}
 	}
 	return s
+}
+
+func closedMessages(c gate.Closed) (all []*controlv1.ClosedFunction) {
+	for _, address := range slices.Sorted(maps.Keys(c)) {
+		all = append(all, &controlv1.ClosedFunction{Address: address, Reason: line(c[address])})
+	}
+	return all
+}
+
+func closedOf(list []*controlv1.ClosedFunction) gate.Closed {
+	if len(list) == 0 {
+		return nil
+	}
+	c := gate.Closed{}
+	for _, f := range list {
+		c[f.GetAddress()] = f.GetReason()
+	}
+	return c
 }
 
 func disableResponseOf(d gate.DisableReply) *controlv1.DisableDevicesResponse {
@@ -110,11 +131,23 @@ func valueOf[V, N comparable](values map[V]N, number N) V {
 func clampInt32(n int) int32 { return int32(min(max(n, 0), math.MaxInt32)) }
 
 // text returns valid UTF-8 of limited length.
-func text(s string) string {
-	if s = strings.ToValidUTF8(s, "\uFFFD"); len(s) <= maxText {
+func text(s string) string { return shorten(s, maxText) }
+
+// line returns a reason without control characters.
+func line(s string) string {
+	return shorten(strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, s), maxReason)
+}
+
+func shorten(s string, most int) string {
+	if s = strings.ToValidUTF8(s, "\uFFFD"); len(s) <= most {
 		return s
 	}
-	return strings.ToValidUTF8(s[:maxText-len("…")], "") + "…"
+	return strings.ToValidUTF8(s[:most-len("…")], "") + "…"
 }
 
 func timestampOf(t time.Time) *timestamppb.Timestamp {

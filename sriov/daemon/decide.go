@@ -158,7 +158,7 @@ func (r *reconciler) enable(hash string) {
 	claim := gate.Claim{UID: r.desired.state.UID, Generation: r.desired.state.Generation, Hash: hash,
 		Node: r.rules.Node, Lease: r.rules.Lease, Hold: r.rules.Hold}
 	g := &r.gate
-	if g.position != gateOpen || claim != g.claim {
+	if g.position != gateOpen || !claim.Equal(g.claim) {
 		g.position, g.openedAt, g.notBefore = gateOpen, r.now, time.Time{}
 		r.do(enable{claim})
 	}

@@ -265,7 +265,7 @@ func (w *model) event() {
 			w.send(w.desired.Spec, w.desired.Status.SyncStatus)
 		}
 	case 10:
-		if w.gate && w.offering == w.r.gate.claim {
+		if w.gate && w.offering.Equal(w.r.gate.claim) {
 			w.gate = false
 			w.step(gateChanged{control.RenewerStatus{State: control.StateStale, Since: w.now}})
 		}

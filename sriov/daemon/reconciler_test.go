@@ -130,7 +130,7 @@ func TestUnchangedSpecTakesTheGateOver(t *testing.T) {
 	s.desired(2, spec, observe{})
 	s.step(s.seen(nil), enable{}, record{})
 	want := gate.Claim{UID: "u", Generation: 2, Hash: "h", Node: "n1", Lease: time.Minute}
-	if c := s.last[0].(enable).Claim; c != want {
+	if c := s.last[0].(enable).Claim; !c.Equal(want) {
 		t.Errorf("%+v, want %+v", c, want)
 	}
 	s.step(recorded{})

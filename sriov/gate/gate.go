@@ -34,6 +34,8 @@ type Gate struct {
 
 	open          bool   // sent to the resources
 	epoch         uint64 // of the last opening or closing
+	restriction   uint64 // of the last Restrict
+	closed        Closed // of the last Restrict
 	scan          uint64 // of the last Scan
 	scanned       bool   // by the last Scan
 	scanErr       error
@@ -125,7 +127,13 @@ func (e Scanned) apply(g *Gate) {
 		return
 	}
 	g.scanned = true
-	if !g.shouldOffer() || g.open {
+	if !g.shouldOffer() {
+		return
+	}
+	if h := g.holder; h != nil {
+		g.restrict(h.Closed)
+	}
+	if g.open {
 		return
 	}
 	g.open = true
@@ -137,8 +145,22 @@ func (e Scanned) apply(g *Gate) {
 	}
 }
 
+// restrict withdraws the devices of the functions, and no others.
+func (g *Gate) restrict(closed Closed) {
+	if maps.Equal(closed, g.closed) {
+		return
+	}
+	g.restriction, g.closed = g.restriction+1, closed
+	for _, name := range g.names() {
+		g.do(Forward{Resource: name, Event: Restrict{Seq: g.restriction, Closed: closed}})
+	}
+}
+
 func (g *Gate) add(name string) {
 	g.resources[name] = Report{Phase: Idle, Epoch: g.epoch}
+	if g.restriction > 0 {
+		g.do(Forward{Resource: name, Event: Restrict{Seq: g.restriction, Closed: g.closed}})
+	}
 	if g.open {
 		g.do(Forward{Resource: name, Event: Open{Epoch: g.epoch}})
 	}
@@ -207,6 +229,7 @@ func (g *Gate) Status() Status {
 	if h := g.holder; h != nil {
 		s.Holding, s.LeaseEnds, s.HoldEnds = Live, g.timers[TimerLease], g.timers[TimerHold]
 		s.Generation, s.UID, s.Node = h.Generation, h.UID, h.Node
+		s.Closed, s.Withdrawn = h.Closed, g.restricted(h.Closed)
 		if h.lost {
 			s.Holding = Lost
 		}
@@ -244,6 +267,19 @@ func (g *Gate) Status() Status {
 		s.State = Initializing
 	}
 	return s
+}
+
+// restricted reports whether the devices of the functions are withdrawn.
+func (g *Gate) restricted(closed Closed) bool {
+	if len(closed) == 0 || !closed.within(g.closed) || !g.scanned {
+		return false // before the scan, a device might be another function's
+	}
+	for _, r := range g.resources {
+		if r.Restriction != g.restriction && r.Phase != Stopped {
+			return false
+		}
+	}
+	return true
 }
 
 func (g *Gate) opening() bool {

@@ -31,6 +31,9 @@ func (e Enable) apply(g *Gate) {
 	if e.Claim.Lease > 0 {
 		g.set(TimerLease, g.now.Add(e.Claim.Lease))
 	}
+	if g.open {
+		g.restrict(g.closed.with(e.Claim.Closed)) // no function is opened before the scan
+	}
 	// The node might have changed before this call.
 	g.rescan()
 }

@@ -46,7 +46,7 @@ func TestModel(t *testing.T) {
 
 func offerAll(w *world) {
 	for name, r := range w.resources {
-		w.nodeState[name] = []Device{{name + "0", true}, {name + "1", true}}
+		w.nodeState[name] = []Device{testDevice(name, 0, true), testDevice(name, 1, true)}
 		w.step(r, Snapshot{Devices: w.nodeState[name]})
 	}
 	w.enable(Claim{UID: "u", Generation: 2})
@@ -76,9 +76,10 @@ func randomEvent(t *rapid.T, w *world) {
 		}
 	case "enable":
 		w.enable(Claim{UID: rapid.SampledFrom([]string{"", "u", "v"}).Draw(t, "uid"), Generation: rapid.Int64Range(0, 4).Draw(t, "generation"),
-			Hash:  rapid.SampledFrom([]string{"", "", "h", "other"}).Draw(t, "hash"),
-			Lease: time.Duration(rapid.SampledFrom([]int{0, 0, 3}).Draw(t, "lease")) * time.Second,
-			Hold:  time.Duration(rapid.SampledFrom([]int{0, 0, 2}).Draw(t, "hold")) * time.Second})
+			Hash:   rapid.SampledFrom([]string{"", "", "h", "other"}).Draw(t, "hash"),
+			Lease:  time.Duration(rapid.SampledFrom([]int{0, 0, 3}).Draw(t, "lease")) * time.Second,
+			Hold:   time.Duration(rapid.SampledFrom([]int{0, 0, 2}).Draw(t, "hold")) * time.Second,
+			Closed: rapid.SampledFrom([]Closed{nil, nil, {"pf0": "drift"}, {"pf1": "drift"}, {"a0": "drift", "b1": ""}, {"pf0": "other", "a1": "drift"}}).Draw(t, "closed")})
 	case "break":
 		if h := w.gate.live(); h != nil {
 			delete(w.sessions, h.session)
@@ -101,7 +102,7 @@ func randomEvent(t *rapid.T, w *world) {
 	case "scan":
 		var devices []Device
 		for i := range rapid.IntRange(0, 3).Draw(t, "devices") {
-			devices = append(devices, Device{ID: fmt.Sprintf("%s%d", r.name, i), Healthy: rapid.IntRange(0, 3).Draw(t, "healthy") > 0})
+			devices = append(devices, testDevice(r.name, i, rapid.IntRange(0, 3).Draw(t, "healthy") > 0))
 		}
 		w.nodeState[r.name] = devices
 		w.step(r, Snapshot{Devices: devices})
@@ -135,7 +136,7 @@ func checkRest(t *rapid.T, w *world) {
 		want := map[string]bool{}
 		if c.shouldOffer() {
 			for _, d := range w.nodeState[name] {
-				want[d.ID] = d.Healthy
+				want[d.ID] = d.Healthy && (c.holder == nil || c.holder.Closed.Reason(d) == "")
 			}
 		}
 		if fmt.Sprint(want) != fmt.Sprint(r.kubeletView) {
@@ -147,6 +148,9 @@ func checkRest(t *rapid.T, w *world) {
 		if !c.cfg.Controlled && len(w.nodeState[name]) > 0 && r.registry == 0 {
 			t.Fatalf("%s is not registered though not controlled", name)
 		}
+	}
+	if s := c.Status(); s.Withdrawn != (len(s.Closed) > 0) {
+		t.Fatalf("at rest the closed functions %v are acknowledged: %v", s.Closed, s.Withdrawn)
 	}
 	if s := c.Status(); c.shouldOffer() && s.State != Serving || !c.shouldOffer() && s.State != Initializing {
 		t.Fatalf("state %s at rest, should offer: %v (%+v)", s.State, c.shouldOffer(), s)

@@ -40,7 +40,7 @@ type Resource struct {
 
 	phase    Phase
 	epoch    uint64
-	snapshot map[string]bool // healthy
+	snapshot map[string]Device
 	stopping bool
 
 	calls       map[uint64]call // admitted
@@ -50,13 +50,14 @@ type Resource struct {
 	listing
 	registration
 	confirmation
+	restriction
 
 	reported Report
 }
 
 type call struct {
-	epoch   uint64
-	devices []string
+	devices   []string
+	withdrawn bool // since the call was admitted
 }
 
 type confirmation struct {
@@ -68,17 +69,17 @@ type confirmation struct {
 
 // NewResource returns a closed Resource.
 func NewResource() *Resource {
-	return &Resource{machine: machine{timers: map[Timer]time.Time{}}, phase: Idle, snapshot: map[string]bool{}, calls: map[uint64]call{},
+	return &Resource{machine: machine{timers: map[Timer]time.Time{}}, phase: Idle, snapshot: map[string]Device{}, calls: map[uint64]call{},
 		listing: listing{entries: map[string]entry{}}, registration: registration{step: unregistered, pause: InitialBackoff}}
 }
 
 // Report returns the resource's status.
 func (r *Resource) Report() Report {
 	s := Report{Phase: r.phase, Epoch: r.epoch, Devices: len(r.snapshot), Allocating: len(r.calls),
-		Streaming: r.anyDelivered, Confirmed: r.confirmed, InUse: r.inUse, Error: r.problem()}
+		Streaming: r.anyDelivered, Confirmed: r.confirmed, InUse: r.inUse, Error: r.problem(), Restriction: r.acknowledged}
 	if r.phase == Offered && r.anyDelivered {
-		for _, healthy := range r.snapshot {
-			if healthy {
+		for id := range r.snapshot {
+			if r.isOffered(id) {
 				s.Offered++
 			}
 		}
@@ -121,10 +122,15 @@ func (e Shutdown) applyTo(r *Resource) {
 func (Halt) applyTo(r *Resource) { r.stop() }
 
 func (e Snapshot) applyTo(r *Resource) {
-	r.snapshot = make(map[string]bool, len(e.Devices))
+	before := r.snapshot
+	r.snapshot = make(map[string]Device, len(e.Devices))
 	for _, d := range e.Devices {
-		r.snapshot[d.ID] = d.Healthy
+		r.snapshot[d.ID] = d
+		if r.closed.Reason(d) != "" && r.closed.Reason(before[d.ID]) == "" {
+			r.acknowledged = 0 // the device has moved to a closed function
+		}
 	}
+	r.withdrawCalls()
 }
 
 func (r *Resource) advance() {
@@ -134,6 +140,7 @@ func (r *Resource) advance() {
 		if r.continueWithdrawal(); r.phase == Withdrawn {
 			r.list() // waiting ids can leave
 		}
+		r.continueRestriction()
 		r.end()
 	}
 	if s := r.Report(); !reflect.DeepEqual(s, r.reported) {
@@ -155,6 +162,10 @@ func (r *Resource) withdraw(epoch uint64) {
 		return
 	}
 	r.phase, r.confirmation = Withdrawing, confirmation{}
+	for id, c := range r.calls {
+		c.withdrawn = true
+		r.calls[id] = c
+	}
 	if len(r.calls) > 0 {
 		r.set(TimerDrain, r.now.Add(DrainTimeout))
 	}
@@ -177,6 +188,10 @@ func (r *Resource) continueWithdrawal() {
 }
 
 func (e Confirmed) applyTo(r *Resource) {
+	if e.Restriction != 0 {
+		r.restrictionConfirmed(e)
+		return
+	}
 	if r.phase != Withdrawing || !r.confirming || e.Epoch != r.epoch {
 		return
 	}
@@ -248,7 +263,7 @@ func (e AllocateBegin) applyTo(r *Resource) {
 		r.refuse(e.Call, reason)
 		return
 	}
-	r.calls[e.Call] = call{epoch: r.epoch, devices: e.Devices}
+	r.calls[e.Call] = call{devices: e.Devices}
 	r.do(Admit{Call: e.Call})
 }
 
@@ -261,7 +276,7 @@ func (e AllocateCheck) applyTo(r *Resource) {
 		return
 	}
 	reason := r.refusalReason(c.devices)
-	if reason == "" && c.epoch != r.epoch {
+	if reason == "" && c.withdrawn {
 		reason = "the devices were withdrawn while the call was in flight; recreate the pod"
 	}
 	if reason != "" {
@@ -283,11 +298,13 @@ func (r *Resource) refusalReason(devices []string) string {
 		return fmt.Sprintf("devices of this resource cannot be allocated now (phase %s)", r.phase)
 	}
 	for _, id := range devices {
-		switch healthy, exists := r.snapshot[id]; {
+		switch d, exists := r.snapshot[id]; {
 		case !exists:
 			return fmt.Sprintf("device %q does not exist", id)
-		case !healthy:
+		case !d.Healthy:
 			return fmt.Sprintf("device %q is not healthy", id)
+		case r.closed.Reason(d) != "":
+			return fmt.Sprintf("device %q is withdrawn: %s", id, r.closed.Reason(d))
 		}
 	}
 	return ""

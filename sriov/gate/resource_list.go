@@ -32,8 +32,9 @@ func (r *Resource) list() {
 		}
 	}
 	if r.phase == Offered {
-		for id, healthy := range r.snapshot {
+		for id := range r.snapshot {
 			// Entries with the same health keep their since.
+			healthy := r.isOffered(id)
 			if e, listed := r.entries[id]; !listed || e.healthy != healthy {
 				r.entries[id] = entry{healthy: healthy, everListed: e.everListed}
 			}

@@ -62,7 +62,7 @@ func offeredResource(t *testing.T) *rig {
 		event ResourceEvent
 		want  string
 	}{
-		{Snapshot{Devices: []Device{{"x", true}, {"y", true}}}, ""},
+		{Snapshot{Devices: []Device{{ID: "x", Healthy: true, Function: "x", PF: "p"}, {ID: "y", Healthy: true, Function: "y", PF: "q"}}}, ""},
 		{Open{Epoch: 1}, "serve"},
 		{Served{}, "register"},
 		{StreamUp{Stream: 1}, "send [x y]"},
@@ -140,16 +140,16 @@ func TestResource(t *testing.T) {
 		},
 		"removed device": {
 			{0, allocate(1), "admit"},
-			{0, Snapshot{Devices: []Device{{"y", true}}}, "send [-x y]"},
+			{0, Snapshot{Devices: []Device{{ID: "y", Healthy: true}}}, "send [-x y]"},
 			{1, Sent{1, 2}, ""},
 			{2, AllocateCheck{Call: 1}, `refuse: device "x" does not exist`},
 			{2, AllocateEnd{Call: 1}, "arm quiet 1002"},
 			{1002, Expired{TimerRemove}, "send [y]"},
 		},
 		"removed and restored device": {
-			{0, Snapshot{Devices: []Device{{"y", true}}}, "send [-x y]"},
+			{0, Snapshot{Devices: []Device{{ID: "y", Healthy: true}}}, "send [-x y]"},
 			{1, Sent{1, 2}, "arm quiet 1001"},
-			{2, Snapshot{Devices: []Device{{"x", true}, {"y", false}}}, "send [x -y]"},
+			{2, Snapshot{Devices: []Device{{ID: "x", Healthy: true}, {ID: "y", Healthy: false}}}, "send [x -y]"},
 			{3, AllocateBegin{Call: 1, Devices: []string{"x", "y"}}, `refuse: device "y" is not healthy`},
 			{1001, Expired{TimerRemove}, ""},
 		},
@@ -247,7 +247,7 @@ func same(a, b string) bool {
 func TestNotRegistered(t *testing.T) {
 	r := &rig{NewResource()}
 	for i, m := range []timedEvent{
-		{0, Snapshot{Devices: []Device{{"x", true}}}, ""},
+		{0, Snapshot{Devices: []Device{{ID: "x", Healthy: true}}}, ""},
 		{0, KubeletStarted{}, ""},
 		{0, AllocateBegin{Call: 1, Devices: []string{"x"}}, "refuse: devices of this resource cannot be allocated now (phase idle)"},
 		{0, Close{Epoch: 1}, ""},
@@ -255,7 +255,7 @@ func TestNotRegistered(t *testing.T) {
 		{0, Open{Epoch: 2}, ""},
 		{0, Close{Epoch: 3}, ""},
 		{0, Open{Epoch: 4}, ""},
-		{0, Snapshot{Devices: []Device{{"x", false}}}, "serve"},
+		{0, Snapshot{Devices: []Device{{ID: "x", Healthy: false}}}, "serve"},
 	} {
 		if got := r.at(m.ms, m.event); got != m.want {
 			t.Fatalf("step %d, %T: %q, want %q", i+1, m.event, got, m.want)
@@ -268,7 +268,7 @@ func TestNotRegistered(t *testing.T) {
 
 func TestWithdrawnDevicesAreNotListed(t *testing.T) {
 	r := &rig{NewResource()}
-	r.at(0, Snapshot{Devices: []Device{{"x", true}}}, Open{Epoch: 1}, Served{}, Close{Epoch: 2})
+	r.at(0, Snapshot{Devices: []Device{{ID: "x", Healthy: true}}}, Open{Epoch: 1}, Served{}, Close{Epoch: 2})
 	if got := r.at(0, StreamUp{Stream: 1}); got != "send []" {
 		t.Errorf("the first list: %q", got)
 	}
@@ -276,7 +276,7 @@ func TestWithdrawnDevicesAreNotListed(t *testing.T) {
 
 func TestEmptyFirstListWaitsForCalls(t *testing.T) {
 	r := &rig{NewResource()}
-	r.at(0, Snapshot{Devices: []Device{{"x", true}}}, Open{Epoch: 1}, Served{}, AllocateBegin{Call: 1, Devices: []string{"x"}}, Snapshot{})
+	r.at(0, Snapshot{Devices: []Device{{ID: "x", Healthy: true}}}, Open{Epoch: 1}, Served{}, AllocateBegin{Call: 1, Devices: []string{"x"}}, Snapshot{})
 	if got := r.at(0, StreamUp{Stream: 1}); got != "" {
 		t.Errorf("while the call runs: %q", got)
 	}

@@ -1,6 +1,9 @@
 package gate
 
 import (
+	"cmp"
+	"maps"
+	"reflect"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -14,6 +17,50 @@ type Claim struct {
 	Node       string        // for messages
 	Lease      time.Duration // 0: none
 	Hold       time.Duration // after an unexpected disconnect
+	Closed     Closed
+}
+
+// Equal reports whether the claims are the same.
+func (c Claim) Equal(o Claim) bool {
+	if !maps.Equal(c.Closed, o.Closed) {
+		return false
+	}
+	c.Closed, o.Closed = nil, nil
+	return reflect.DeepEqual(c, o)
+}
+
+// Closed has the reason of each function whose devices are withdrawn, by PCI
+// address. That of a PF closes all its functions.
+type Closed map[string]string
+
+// Reason returns why a device is withdrawn; "": it is not.
+func (c Closed) Reason(d Device) string {
+	for _, address := range []string{d.Function, d.PF} {
+		if reason, closed := c[address]; closed && address != "" {
+			return cmp.Or(reason, "no reason given")
+		}
+	}
+	return ""
+}
+
+// with returns the functions of both.
+func (c Closed) with(more Closed) Closed {
+	if len(more) == 0 {
+		return c
+	}
+	all := maps.Clone(more)
+	maps.Copy(all, c)
+	return all
+}
+
+// within reports whether o closes all functions of c.
+func (c Closed) within(o Closed) bool {
+	for address := range c {
+		if _, closed := o[address]; !closed {
+			return false
+		}
+	}
+	return true
 }
 
 // State is the plugin's published state.
@@ -49,6 +96,8 @@ type Status struct {
 	LeaseEnds  time.Time
 	HoldEnds   time.Time
 	Error      string
+	Closed     Closed // of the holder
+	Withdrawn  bool   // the devices of Closed
 	Resources  map[string]Report
 }
 
@@ -74,6 +123,8 @@ type Report struct {
 	Confirmed  bool   // by PodResources
 	InUse      []Held // valid only with Confirmed
 	Error      string // what prevents progress
+	// The last Restrict whose closed devices are withdrawn.
+	Restriction uint64
 }
 
 // Held is a device that a pod uses.
@@ -81,10 +132,12 @@ type Held struct {
 	Resource, ID, Namespace, Pod, Container string
 }
 
-// Device is an entry of the device list.
+// Device is a device of a resource, or an entry of the kubelet's list.
 type Device struct {
 	ID      string
 	Healthy bool
+	// PCI addresses of its function and of that function's PF; not in a list.
+	Function, PF string
 }
 
 // Timer names a timer.
@@ -100,6 +153,7 @@ const (
 	TimerDrain    Timer = "drain" // in-flight calls
 	TimerRemove   Timer = "quiet" // ids can leave the list
 	TimerConfirm  Timer = "confirm"
+	TimerRestrict Timer = "restrict" // another Confirm
 	TimerStop     Timer = "linger"
 )
 
@@ -166,6 +220,12 @@ type (
 	Shutdown struct{ Epoch uint64 }
 	// Halt stops at once, without a withdrawal.
 	Halt struct{}
+	// Restrict withdraws the devices of closed functions and offers the others; it
+	// has effect while the resource is open.
+	Restrict struct {
+		Seq    uint64
+		Closed Closed
+	}
 	// Snapshot is the set of existing devices. Ids are unique.
 	Snapshot struct{ Devices []Device }
 
@@ -193,10 +253,10 @@ type (
 	KubeletStarted struct{}
 	// Confirmed answers Confirm. Unless Known, PodResources is not available.
 	Confirmed struct {
-		Epoch   uint64
-		Known   bool
-		Offered int // allocatable devices of this resource
-		InUse   []Held
+		Epoch, Restriction uint64 // of the Confirm
+		Known              bool
+		Offered            int // allocatable devices that were asked for
+		InUse              []Held
 	}
 )
 
@@ -225,7 +285,7 @@ type (
 	}
 	// Scan reads the devices of the node and sends each resource its snapshot.
 	Scan struct{ Seq uint64 }
-	// Forward carries Open, Close, Shutdown or Halt.
+	// Forward carries Open, Close, Restrict, Shutdown or Halt.
 	Forward struct {
 		Resource string
 		Event    ResourceEvent
@@ -264,8 +324,13 @@ type (
 		Code   codes.Code
 		Reason string
 	}
-	// Confirm queries the kubelet's PodResources for allocatable devices.
-	Confirm struct{ Epoch uint64 }
+	// Confirm queries the kubelet's PodResources for allocatable devices: all of
+	// the resource, or those of a Restrict.
+	Confirm struct {
+		Epoch       uint64
+		Restriction uint64   // 0: all
+		Devices     []string // of the restriction
+	}
 	// Notify reports a change to the Gate.
 	Notify struct{ Report Report }
 	// Stop ends the server. Only the last Notify and Refuse actions follow.

@@ -32,7 +32,8 @@ type world struct {
 	sessions  map[string]bool // accepted or not
 	answered  map[uint64]DisableReply
 	disables  int
-	withdrawn bool // a Disable returned OK, and no Enable followed
+	withdrawn bool   // a Disable returned OK, and no Enable followed
+	shut      Closed // acknowledged, and part of the claim since
 	exited    bool
 	ids       uint64
 }
@@ -42,6 +43,7 @@ type fakeResource struct {
 	name        string
 	machine     *Resource
 	open        bool   // by the last event that arrived
+	closed      Closed // by the last event that arrived
 	epoch       uint64 // of the last Open that arrived
 	stopped     bool
 	kubeletView map[string]bool // healthy
@@ -62,6 +64,13 @@ type kubeletCall struct {
 	refused time.Time
 	running bool
 	epoch   uint64
+	revoked bool // a device was closed since the call was admitted
+}
+
+// testDevice is a device on one of two PFs.
+func testDevice(resource string, index int, healthy bool) Device {
+	id := fmt.Sprintf("%s%d", resource, index)
+	return Device{ID: id, Healthy: healthy, Function: id, PF: fmt.Sprintf("pf%d", index%2)}
 }
 
 func newWorld(cfg Config, known bool, violation func(string, ...any), names ...string) *world {
@@ -117,6 +126,11 @@ func (w *world) stepGate(e Event) {
 		case EndStream:
 			delete(w.sessions, a.Session)
 			w.queue("streams", func() { w.stepGate(StreamClosed{Session: a.Session}) })
+		case Publish:
+			if a.Status.Withdrawn {
+				w.shut = a.Status.Closed
+				w.checkWithdrawn()
+			}
 		case DisableReply:
 			w.answered[a.Call] = a
 			if a.Code == codes.OK {
@@ -141,8 +155,9 @@ func (w *world) stepGate(e Event) {
 // Devices stay withdrawn until the next Enable.
 func (w *world) checkWithdrawn() {
 	for _, r := range w.resources {
+		w.checkShut(r)
 		if !w.withdrawn {
-			return
+			continue
 		}
 		for id, healthy := range r.kubeletView {
 			if healthy && r.stream != 0 {
@@ -157,14 +172,40 @@ func (w *world) checkWithdrawn() {
 	}
 }
 
+// Acknowledged functions are neither offered nor allocated.
+func (w *world) checkShut(r *fakeResource) {
+	for id, d := range r.machine.snapshot {
+		if w.shut.Reason(d) == "" {
+			continue
+		}
+		if r.kubeletView[id] && r.stream != 0 {
+			w.violation("%s %s is offered though acknowledged as withdrawn", r.name, id)
+		}
+		for _, k := range r.calls {
+			if k.running && !r.stopped && slices.Contains(k.devices, id) {
+				w.violation("a call for %s runs though acknowledged as withdrawn", id)
+			}
+		}
+	}
+}
+
 func (w *world) step(r *fakeResource, e ResourceEvent) {
 	switch e := e.(type) {
+	case Restrict:
+		r.closed = e.Closed
 	case Open:
 		r.open, r.epoch = true, e.Epoch
 	case Close, Shutdown, Halt:
 		r.open = false
 	}
-	for _, a := range r.machine.Step(w.now, e) {
+	defer w.checkWithdrawn()
+	actions := r.machine.Step(w.now, e)
+	for id, d := range r.machine.snapshot {
+		for _, k := range r.calls {
+			k.revoked = k.revoked || k.running && r.closed.Reason(d) != "" && slices.Contains(k.devices, id)
+		}
+	}
+	for _, a := range actions {
 		switch a.(type) {
 		case Refuse, Notify:
 		default:
@@ -174,7 +215,6 @@ func (w *world) step(r *fakeResource, e ResourceEvent) {
 		}
 		w.act(r, a)
 	}
-	w.checkWithdrawn()
 }
 
 func (w *world) act(r *fakeResource, a Action) {
@@ -192,6 +232,12 @@ func (w *world) act(r *fakeResource, a Action) {
 				w.violation("%s offers %s while closed", r.name, d.ID)
 			}
 		}
+		for id, d := range r.machine.snapshot {
+			offered := slices.Contains(a.Devices, Device{ID: id, Healthy: true})
+			if want := r.open && d.Healthy && r.closed.Reason(d) == ""; offered != want {
+				w.violation("%s offers %s: %v, want %v", r.name, id, offered, want)
+			}
+		}
 		w.checkEmpty(r, a)
 		r.list[a.Stream] = a
 		w.queue("list "+r.name, func() { w.deliverList(r, a.Stream) })
@@ -199,7 +245,7 @@ func (w *world) act(r *fakeResource, a Action) {
 		r.calls[a.Call].running, r.calls[a.Call].epoch = true, r.epoch
 		w.queue("work "+r.name, func() { w.step(r, AllocateCheck(a)) })
 	case Approve:
-		if k := r.calls[a.Call]; !r.open || k != nil && k.epoch != r.epoch {
+		if k := r.calls[a.Call]; !r.open || k != nil && (k.epoch != r.epoch || k.revoked) {
 			w.violation("%s approves a call while closed, or from before it was closed", r.name)
 		}
 		w.queue("work "+r.name, func() { w.answer(r, a.Call) })
@@ -211,12 +257,12 @@ func (w *world) act(r *fakeResource, a Action) {
 	case Confirm:
 		w.queue("ask "+r.name, func() {
 			offered := 0
-			for _, healthy := range r.kubeletView {
-				if healthy && r.stream != 0 {
+			for id, healthy := range r.kubeletView {
+				if healthy && r.stream != 0 && (a.Restriction == 0 || slices.Contains(a.Devices, id)) {
 					offered++
 				}
 			}
-			w.step(r, Confirmed{Epoch: a.Epoch, Known: w.known, Offered: offered, InUse: []Held{{ID: "x"}}})
+			w.step(r, Confirmed{Epoch: a.Epoch, Restriction: a.Restriction, Known: w.known, Offered: offered, InUse: []Held{{ID: "x"}}})
 		})
 	case Notify:
 		w.queue("report "+r.name, func() { w.stepGate(Reported{Resource: r.name, Report: a.Report}) })
@@ -413,6 +459,10 @@ func (w *world) runUntilIdle() { w.runUntil(func() bool { return false }) }
 func (w *world) enable(claim Claim) string {
 	session := fmt.Sprintf("s%d", w.id())
 	w.sessions[session] = true
+	if code, _ := w.gate.refusal(claim); code == codes.OK {
+		w.shut = maps.Clone(w.shut)
+		maps.DeleteFunc(w.shut, func(address, _ string) bool { _, closed := claim.Closed[address]; return !closed })
+	}
 	w.stepGate(Enable{Session: session, Claim: claim})
 	if w.sessions[session] {
 		w.withdrawn = false

@@ -28,7 +28,7 @@ func (p *Plugin) startAudit() {
 }
 
 func (a *audits) before(p *Plugin, asked []podsQuery) {
-	if !slices.Contains(asked, podsQuery{}) {
+	if !slices.ContainsFunc(asked, func(q podsQuery) bool { return q.resource == nil }) {
 		return
 	}
 	a.status, a.streams = p.Status(), map[string]uint64{}

@@ -182,7 +182,7 @@ func (p *Plugin) do(of action) {
 	case gate.Notify:
 		p.notify(r, a.Report)
 	case gate.Confirm:
-		p.confirm(r, a.Epoch)
+		p.confirm(r, a)
 	case gate.Serve:
 		r.work.Go(func() { r.send(gate.Served{Err: r.endpoint.ensure(r.ctx)}) })
 	case gate.Register:

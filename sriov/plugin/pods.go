@@ -17,7 +17,7 @@ const podsTimeout = 2 * time.Second
 
 type podsQuery struct {
 	resource *resource // nil: for the audit
-	epoch    uint64
+	gate.Confirm
 }
 
 // podsQueries batches PodResources queries, one call at a time: a withdrawal
@@ -40,12 +40,12 @@ type podsAnswer struct {
 
 // confirm queries for a resource's allocatable devices. If the kubelet never
 // called ListAndWatch, they are another plugin's.
-func (p *Plugin) confirm(r *resource, epoch uint64) {
+func (p *Plugin) confirm(r *resource, c gate.Confirm) {
 	if p.cfg.Pods == nil || !r.hadStream {
-		r.send(gate.Confirmed{Epoch: epoch})
+		r.send(gate.Confirmed{Epoch: c.Epoch, Restriction: c.Restriction})
 		return
 	}
-	p.queryPods(podsQuery{r, epoch})
+	p.queryPods(podsQuery{r, c})
 }
 
 func (p *Plugin) queryPods(more ...podsQuery) {
@@ -68,7 +68,12 @@ func (a podsAnswered) handle(p *Plugin, now time.Time) []action {
 			p.audit(a.podsAnswer)
 			continue
 		}
-		c := gate.Confirmed{Epoch: q.epoch, Known: a.known, Offered: len(a.offered[q.resource.name])}
+		c := gate.Confirmed{Epoch: q.Epoch, Restriction: q.Restriction, Known: a.known}
+		for _, id := range a.offered[q.resource.name] {
+			if q.Restriction == 0 || slices.Contains(q.Devices, id) {
+				c.Offered++
+			}
+		}
 		for _, h := range a.holders {
 			if h.Resource == q.resource.name {
 				c.InUse = append(c.InUse, gate.Held(h))

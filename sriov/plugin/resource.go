@@ -63,9 +63,13 @@ func (o *offer) unhealthy(why error) *offer {
 func (o *offer) devices() []gate.Device {
 	all := make([]gate.Device, 0, len(o.members))
 	for _, m := range o.pool.Members {
-		all = append(all, gate.Device{ID: m.ID, Healthy: m.Wrong == ""})
+		all = append(all, gateDevice(m))
 	}
 	return all
+}
+
+func gateDevice(m inventory.Member) gate.Device {
+	return gate.Device{ID: m.ID, Healthy: m.Wrong == "", Function: m.Function.Address, PF: m.Function.PF}
 }
 
 func newResource(p *Plugin, name string) (*resource, error) {

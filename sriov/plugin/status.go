@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/cleatproject/cleat/sriov/gate"
@@ -16,6 +17,8 @@ type Document struct {
 	ConfigHash string             `json:"configHash"`
 	LeaseEnds  time.Time          `json:"leaseEnds,omitzero"`
 	HoldEnds   time.Time          `json:"holdEnds,omitzero"`
+	Closed     gate.Closed        `json:"closed,omitempty"`    // reason by PCI address
+	Withdrawn  bool               `json:"withdrawn,omitempty"` // the devices of Closed
 	Error      string             `json:"error,omitempty"`
 	Troubles   string             `json:"troubles,omitempty"` // outside the gate, such as an invalid configuration
 	Scanned    time.Time          `json:"scanned,omitzero"`
@@ -48,7 +51,7 @@ func (p *Plugin) Document() Document {
 	s := p.Status()
 	d := Document{
 		State: s.State, Control: s.Holding, Generation: s.Generation, UID: s.UID, Node: s.Node, ConfigHash: s.Hash,
-		LeaseEnds: s.LeaseEnds, HoldEnds: s.HoldEnds, Error: s.Error, Resources: []ResourceDocument{},
+		LeaseEnds: s.LeaseEnds, HoldEnds: s.HoldEnds, Closed: s.Closed, Withdrawn: s.Withdrawn, Error: s.Error, Resources: []ResourceDocument{},
 	}
 	if err := p.problems.err(); err != nil {
 		d.Troubles = err.Error()
@@ -71,7 +74,7 @@ func (p *Plugin) Document() Document {
 		}
 		if f != nil && f.offers[name] != nil {
 			for _, m := range f.offers[name].pool.Members {
-				x.Members = append(x.Members, MemberDocument{ID: m.ID, Held: m.Held, Wrong: m.Wrong})
+				x.Members = append(x.Members, MemberDocument{ID: m.ID, Held: m.Held, Wrong: cmp.Or(m.Wrong, s.Closed.Reason(gateDevice(m)))})
 			}
 		}
 		d.Resources = append(d.Resources, x)

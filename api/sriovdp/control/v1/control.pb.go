@@ -214,7 +214,7 @@ func (x DevicePluginStatus_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use DevicePluginStatus_State.Descriptor instead.
 func (DevicePluginStatus_State) EnumDescriptor() ([]byte, []int) {
-	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{1, 0}
+	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{2, 0}
 }
 
 type EnableDevicesRequest struct {
@@ -233,9 +233,19 @@ type EnableDevicesRequest struct {
 	LeaseDuration *durationpb.Duration `protobuf:"bytes,102,opt,name=lease_duration,json=leaseDuration,proto3" json:"lease_duration,omitempty"`
 	// Devices stay offered for so long after an unexpected loss: a stream that
 	// broke, a lease that ran out. Unset or 0: they are taken back at once.
-	HoldTime      *durationpb.Duration `protobuf:"bytes,103,opt,name=hold_time,json=holdTime,proto3" json:"hold_time,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	HoldTime *durationpb.Duration `protobuf:"bytes,103,opt,name=hold_time,json=holdTime,proto3" json:"hold_time,omitempty"`
+	// Functions whose devices are withdrawn while the others are offered. They stay
+	// in the kubelet's list, as unhealthy, and their Allocate is refused. Needs
+	// extensions 2: a caller asks GetVersion first, as a plugin without them would
+	// offer the functions.
+	//
+	// A holder changes them by a new EnableDevices, which takes over: the claim then
+	// has one writer and one state, and a lost call cannot leave half of it. From the
+	// new call on, the functions of both claims are withdrawn, and those that are
+	// only in the old one are offered again after a scan.
+	ClosedFunctions []*ClosedFunction `protobuf:"bytes,104,rep,name=closed_functions,json=closedFunctions,proto3" json:"closed_functions,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *EnableDevicesRequest) Reset() {
@@ -310,6 +320,70 @@ func (x *EnableDevicesRequest) GetHoldTime() *durationpb.Duration {
 	return nil
 }
 
+func (x *EnableDevicesRequest) GetClosedFunctions() []*ClosedFunction {
+	if x != nil {
+		return x.ClosedFunctions
+	}
+	return nil
+}
+
+// ClosedFunction is a function whose devices are withdrawn.
+type ClosedFunction struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// PCI address, as 0000:3b:00.0. That of a physical function closes all its
+	// functions, that of a virtual function only itself. The function need not
+	// exist.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// For logs and the status. Empty: not known.
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClosedFunction) Reset() {
+	*x = ClosedFunction{}
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClosedFunction) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClosedFunction) ProtoMessage() {}
+
+func (x *ClosedFunction) ProtoReflect() protoreflect.Message {
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClosedFunction.ProtoReflect.Descriptor instead.
+func (*ClosedFunction) Descriptor() ([]byte, []int) {
+	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ClosedFunction) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ClosedFunction) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // DevicePluginStatus is how the plugin is.
 type DevicePluginStatus struct {
 	state protoimpl.MessageState   `protogen:"open.v1"`
@@ -334,14 +408,20 @@ type DevicePluginStatus struct {
 	// When the lease runs out. Unset without one.
 	LeaseExpires *timestamppb.Timestamp `protobuf:"bytes,105,opt,name=lease_expires,json=leaseExpires,proto3" json:"lease_expires,omitempty"`
 	// When devices that nobody answers for are taken back. Set with HOLDING.
-	HoldEnds      *timestamppb.Timestamp `protobuf:"bytes,106,opt,name=hold_ends,json=holdEnds,proto3" json:"hold_ends,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	HoldEnds *timestamppb.Timestamp `protobuf:"bytes,106,opt,name=hold_ends,json=holdEnds,proto3" json:"hold_ends,omitempty"`
+	// Of the holder, sorted by address.
+	ClosedFunctions []*ClosedFunction `protobuf:"bytes,107,rep,name=closed_functions,json=closedFunctions,proto3" json:"closed_functions,omitempty"`
+	// The devices of closed_functions are withdrawn: no Allocate runs for them, the
+	// kubelet has them as unhealthy, and its PodResources, if it answers, does not
+	// list them as allocatable.
+	ClosedWithdrawn bool `protobuf:"varint,108,opt,name=closed_withdrawn,json=closedWithdrawn,proto3" json:"closed_withdrawn,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *DevicePluginStatus) Reset() {
 	*x = DevicePluginStatus{}
-	mi := &file_sriovdp_control_v1_control_proto_msgTypes[1]
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -353,7 +433,7 @@ func (x *DevicePluginStatus) String() string {
 func (*DevicePluginStatus) ProtoMessage() {}
 
 func (x *DevicePluginStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sriovdp_control_v1_control_proto_msgTypes[1]
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -366,7 +446,7 @@ func (x *DevicePluginStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DevicePluginStatus.ProtoReflect.Descriptor instead.
 func (*DevicePluginStatus) Descriptor() ([]byte, []int) {
-	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{1}
+	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *DevicePluginStatus) GetState() DevicePluginStatus_State {
@@ -453,6 +533,20 @@ func (x *DevicePluginStatus) GetHoldEnds() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *DevicePluginStatus) GetClosedFunctions() []*ClosedFunction {
+	if x != nil {
+		return x.ClosedFunctions
+	}
+	return nil
+}
+
+func (x *DevicePluginStatus) GetClosedWithdrawn() bool {
+	if x != nil {
+		return x.ClosedWithdrawn
+	}
+	return false
+}
+
 // ResourceStatus is how a resource is.
 type ResourceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -475,7 +569,7 @@ type ResourceStatus struct {
 
 func (x *ResourceStatus) Reset() {
 	*x = ResourceStatus{}
-	mi := &file_sriovdp_control_v1_control_proto_msgTypes[2]
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -487,7 +581,7 @@ func (x *ResourceStatus) String() string {
 func (*ResourceStatus) ProtoMessage() {}
 
 func (x *ResourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sriovdp_control_v1_control_proto_msgTypes[2]
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -500,7 +594,7 @@ func (x *ResourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceStatus.ProtoReflect.Descriptor instead.
 func (*ResourceStatus) Descriptor() ([]byte, []int) {
-	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{2}
+	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ResourceStatus) GetName() string {
@@ -563,7 +657,7 @@ type DisableDevicesRequest struct {
 
 func (x *DisableDevicesRequest) Reset() {
 	*x = DisableDevicesRequest{}
-	mi := &file_sriovdp_control_v1_control_proto_msgTypes[3]
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -575,7 +669,7 @@ func (x *DisableDevicesRequest) String() string {
 func (*DisableDevicesRequest) ProtoMessage() {}
 
 func (x *DisableDevicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sriovdp_control_v1_control_proto_msgTypes[3]
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -588,7 +682,7 @@ func (x *DisableDevicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisableDevicesRequest.ProtoReflect.Descriptor instead.
 func (*DisableDevicesRequest) Descriptor() ([]byte, []int) {
-	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{3}
+	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *DisableDevicesRequest) GetSession() string {
@@ -611,7 +705,7 @@ type DisableDevicesResponse struct {
 
 func (x *DisableDevicesResponse) Reset() {
 	*x = DisableDevicesResponse{}
-	mi := &file_sriovdp_control_v1_control_proto_msgTypes[4]
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -623,7 +717,7 @@ func (x *DisableDevicesResponse) String() string {
 func (*DisableDevicesResponse) ProtoMessage() {}
 
 func (x *DisableDevicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sriovdp_control_v1_control_proto_msgTypes[4]
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -636,7 +730,7 @@ func (x *DisableDevicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisableDevicesResponse.ProtoReflect.Descriptor instead.
 func (*DisableDevicesResponse) Descriptor() ([]byte, []int) {
-	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{4}
+	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DisableDevicesResponse) GetKubeletConfirmed() bool {
@@ -667,7 +761,7 @@ type DeviceInUse struct {
 
 func (x *DeviceInUse) Reset() {
 	*x = DeviceInUse{}
-	mi := &file_sriovdp_control_v1_control_proto_msgTypes[5]
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -679,7 +773,7 @@ func (x *DeviceInUse) String() string {
 func (*DeviceInUse) ProtoMessage() {}
 
 func (x *DeviceInUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sriovdp_control_v1_control_proto_msgTypes[5]
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -692,7 +786,7 @@ func (x *DeviceInUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceInUse.ProtoReflect.Descriptor instead.
 func (*DeviceInUse) Descriptor() ([]byte, []int) {
-	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{5}
+	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *DeviceInUse) GetResourceName() string {
@@ -740,7 +834,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_sriovdp_control_v1_control_proto_msgTypes[6]
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -752,7 +846,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sriovdp_control_v1_control_proto_msgTypes[6]
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -765,7 +859,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{6}
+	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *HeartbeatRequest) GetSession() string {
@@ -785,7 +879,7 @@ type HeartbeatResponse struct {
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_sriovdp_control_v1_control_proto_msgTypes[7]
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -797,7 +891,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sriovdp_control_v1_control_proto_msgTypes[7]
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -810,7 +904,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{7}
+	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *HeartbeatResponse) GetLeaseDuration() *durationpb.Duration {
@@ -828,7 +922,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_sriovdp_control_v1_control_proto_msgTypes[8]
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -840,7 +934,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sriovdp_control_v1_control_proto_msgTypes[8]
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -853,7 +947,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{8}
+	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{9}
 }
 
 type GetVersionRequest struct {
@@ -864,7 +958,7 @@ type GetVersionRequest struct {
 
 func (x *GetVersionRequest) Reset() {
 	*x = GetVersionRequest{}
-	mi := &file_sriovdp_control_v1_control_proto_msgTypes[9]
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -876,7 +970,7 @@ func (x *GetVersionRequest) String() string {
 func (*GetVersionRequest) ProtoMessage() {}
 
 func (x *GetVersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sriovdp_control_v1_control_proto_msgTypes[9]
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -889,7 +983,7 @@ func (x *GetVersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVersionRequest.ProtoReflect.Descriptor instead.
 func (*GetVersionRequest) Descriptor() ([]byte, []int) {
-	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{9}
+	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{10}
 }
 
 type GetVersionResponse struct {
@@ -898,7 +992,8 @@ type GetVersionResponse struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Its release.
 	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
-	// Of the fields and calls that the proposal does not have: 1 is those above.
+	// Of the fields and calls that the proposal does not have: 1 is all but
+	// closed_functions and closed_withdrawn, 2 is those too.
 	Extensions    int32 `protobuf:"varint,3,opt,name=extensions,proto3" json:"extensions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -906,7 +1001,7 @@ type GetVersionResponse struct {
 
 func (x *GetVersionResponse) Reset() {
 	*x = GetVersionResponse{}
-	mi := &file_sriovdp_control_v1_control_proto_msgTypes[10]
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -918,7 +1013,7 @@ func (x *GetVersionResponse) String() string {
 func (*GetVersionResponse) ProtoMessage() {}
 
 func (x *GetVersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sriovdp_control_v1_control_proto_msgTypes[10]
+	mi := &file_sriovdp_control_v1_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -931,7 +1026,7 @@ func (x *GetVersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVersionResponse.ProtoReflect.Descriptor instead.
 func (*GetVersionResponse) Descriptor() ([]byte, []int) {
-	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{10}
+	return file_sriovdp_control_v1_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetVersionResponse) GetName() string {
@@ -959,7 +1054,7 @@ var File_sriovdp_control_v1_control_proto protoreflect.FileDescriptor
 
 const file_sriovdp_control_v1_control_proto_rawDesc = "" +
 	"\n" +
-	" sriovdp/control/v1/control.proto\x12\x12sriovdp.control.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa8\x02\n" +
+	" sriovdp/control/v1/control.proto\x12\x12sriovdp.control.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf7\x02\n" +
 	"\x14EnableDevicesRequest\x122\n" +
 	"\x15node_state_generation\x18\x01 \x01(\x03R\x13nodeStateGeneration\x12\x1b\n" +
 	"\tnode_name\x18\x02 \x01(\tR\bnodeName\x12$\n" +
@@ -967,7 +1062,11 @@ const file_sriovdp_control_v1_control_proto_rawDesc = "" +
 	"\vconfig_hash\x18e \x01(\tR\n" +
 	"configHash\x12@\n" +
 	"\x0elease_duration\x18f \x01(\v2\x19.google.protobuf.DurationR\rleaseDuration\x126\n" +
-	"\thold_time\x18g \x01(\v2\x19.google.protobuf.DurationR\bholdTime\"\xa1\x05\n" +
+	"\thold_time\x18g \x01(\v2\x19.google.protobuf.DurationR\bholdTime\x12M\n" +
+	"\x10closed_functions\x18h \x03(\v2\".sriovdp.control.v1.ClosedFunctionR\x0fclosedFunctions\"B\n" +
+	"\x0eClosedFunction\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x9b\x06\n" +
 	"\x12DevicePluginStatus\x12B\n" +
 	"\x05state\x18\x01 \x01(\x0e2,.sriovdp.control.v1.DevicePluginStatus.StateR\x05state\x12.\n" +
 	"\x13resource_pool_count\x18\x02 \x01(\x05R\x11resourcePoolCount\x12!\n" +
@@ -981,7 +1080,9 @@ const file_sriovdp_control_v1_control_proto_rawDesc = "" +
 	"\tresources\x18g \x03(\v2\".sriovdp.control.v1.ResourceStatusR\tresources\x125\n" +
 	"\acontrol\x18h \x01(\x0e2\x1b.sriovdp.control.v1.ControlR\acontrol\x12?\n" +
 	"\rlease_expires\x18i \x01(\v2\x1a.google.protobuf.TimestampR\fleaseExpires\x127\n" +
-	"\thold_ends\x18j \x01(\v2\x1a.google.protobuf.TimestampR\bholdEnds\"L\n" +
+	"\thold_ends\x18j \x01(\v2\x1a.google.protobuf.TimestampR\bholdEnds\x12M\n" +
+	"\x10closed_functions\x18k \x03(\v2\".sriovdp.control.v1.ClosedFunctionR\x0fclosedFunctions\x12)\n" +
+	"\x10closed_withdrawn\x18l \x01(\bR\x0fclosedWithdrawn\"L\n" +
 	"\x05State\x12\v\n" +
 	"\aUNKNOWN\x10\x00\x12\x10\n" +
 	"\fINITIALIZING\x10\x01\x12\v\n" +
@@ -1055,51 +1156,54 @@ func file_sriovdp_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sriovdp_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_sriovdp_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_sriovdp_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_sriovdp_control_v1_control_proto_goTypes = []any{
 	(Control)(0),                   // 0: sriovdp.control.v1.Control
 	(ResourceState)(0),             // 1: sriovdp.control.v1.ResourceState
 	(DevicePluginStatus_State)(0),  // 2: sriovdp.control.v1.DevicePluginStatus.State
 	(*EnableDevicesRequest)(nil),   // 3: sriovdp.control.v1.EnableDevicesRequest
-	(*DevicePluginStatus)(nil),     // 4: sriovdp.control.v1.DevicePluginStatus
-	(*ResourceStatus)(nil),         // 5: sriovdp.control.v1.ResourceStatus
-	(*DisableDevicesRequest)(nil),  // 6: sriovdp.control.v1.DisableDevicesRequest
-	(*DisableDevicesResponse)(nil), // 7: sriovdp.control.v1.DisableDevicesResponse
-	(*DeviceInUse)(nil),            // 8: sriovdp.control.v1.DeviceInUse
-	(*HeartbeatRequest)(nil),       // 9: sriovdp.control.v1.HeartbeatRequest
-	(*HeartbeatResponse)(nil),      // 10: sriovdp.control.v1.HeartbeatResponse
-	(*GetStatusRequest)(nil),       // 11: sriovdp.control.v1.GetStatusRequest
-	(*GetVersionRequest)(nil),      // 12: sriovdp.control.v1.GetVersionRequest
-	(*GetVersionResponse)(nil),     // 13: sriovdp.control.v1.GetVersionResponse
-	(*durationpb.Duration)(nil),    // 14: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),  // 15: google.protobuf.Timestamp
+	(*ClosedFunction)(nil),         // 4: sriovdp.control.v1.ClosedFunction
+	(*DevicePluginStatus)(nil),     // 5: sriovdp.control.v1.DevicePluginStatus
+	(*ResourceStatus)(nil),         // 6: sriovdp.control.v1.ResourceStatus
+	(*DisableDevicesRequest)(nil),  // 7: sriovdp.control.v1.DisableDevicesRequest
+	(*DisableDevicesResponse)(nil), // 8: sriovdp.control.v1.DisableDevicesResponse
+	(*DeviceInUse)(nil),            // 9: sriovdp.control.v1.DeviceInUse
+	(*HeartbeatRequest)(nil),       // 10: sriovdp.control.v1.HeartbeatRequest
+	(*HeartbeatResponse)(nil),      // 11: sriovdp.control.v1.HeartbeatResponse
+	(*GetStatusRequest)(nil),       // 12: sriovdp.control.v1.GetStatusRequest
+	(*GetVersionRequest)(nil),      // 13: sriovdp.control.v1.GetVersionRequest
+	(*GetVersionResponse)(nil),     // 14: sriovdp.control.v1.GetVersionResponse
+	(*durationpb.Duration)(nil),    // 15: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),  // 16: google.protobuf.Timestamp
 }
 var file_sriovdp_control_v1_control_proto_depIdxs = []int32{
-	14, // 0: sriovdp.control.v1.EnableDevicesRequest.lease_duration:type_name -> google.protobuf.Duration
-	14, // 1: sriovdp.control.v1.EnableDevicesRequest.hold_time:type_name -> google.protobuf.Duration
-	2,  // 2: sriovdp.control.v1.DevicePluginStatus.state:type_name -> sriovdp.control.v1.DevicePluginStatus.State
-	5,  // 3: sriovdp.control.v1.DevicePluginStatus.resources:type_name -> sriovdp.control.v1.ResourceStatus
-	0,  // 4: sriovdp.control.v1.DevicePluginStatus.control:type_name -> sriovdp.control.v1.Control
-	15, // 5: sriovdp.control.v1.DevicePluginStatus.lease_expires:type_name -> google.protobuf.Timestamp
-	15, // 6: sriovdp.control.v1.DevicePluginStatus.hold_ends:type_name -> google.protobuf.Timestamp
-	1,  // 7: sriovdp.control.v1.ResourceStatus.state:type_name -> sriovdp.control.v1.ResourceState
-	8,  // 8: sriovdp.control.v1.DisableDevicesResponse.in_use:type_name -> sriovdp.control.v1.DeviceInUse
-	14, // 9: sriovdp.control.v1.HeartbeatResponse.lease_duration:type_name -> google.protobuf.Duration
-	3,  // 10: sriovdp.control.v1.ControlService.EnableDevices:input_type -> sriovdp.control.v1.EnableDevicesRequest
-	6,  // 11: sriovdp.control.v1.ControlService.DisableDevices:input_type -> sriovdp.control.v1.DisableDevicesRequest
-	9,  // 12: sriovdp.control.v1.ControlService.Heartbeat:input_type -> sriovdp.control.v1.HeartbeatRequest
-	11, // 13: sriovdp.control.v1.ControlService.GetStatus:input_type -> sriovdp.control.v1.GetStatusRequest
-	12, // 14: sriovdp.control.v1.ControlService.GetVersion:input_type -> sriovdp.control.v1.GetVersionRequest
-	4,  // 15: sriovdp.control.v1.ControlService.EnableDevices:output_type -> sriovdp.control.v1.DevicePluginStatus
-	7,  // 16: sriovdp.control.v1.ControlService.DisableDevices:output_type -> sriovdp.control.v1.DisableDevicesResponse
-	10, // 17: sriovdp.control.v1.ControlService.Heartbeat:output_type -> sriovdp.control.v1.HeartbeatResponse
-	4,  // 18: sriovdp.control.v1.ControlService.GetStatus:output_type -> sriovdp.control.v1.DevicePluginStatus
-	13, // 19: sriovdp.control.v1.ControlService.GetVersion:output_type -> sriovdp.control.v1.GetVersionResponse
-	15, // [15:20] is the sub-list for method output_type
-	10, // [10:15] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	15, // 0: sriovdp.control.v1.EnableDevicesRequest.lease_duration:type_name -> google.protobuf.Duration
+	15, // 1: sriovdp.control.v1.EnableDevicesRequest.hold_time:type_name -> google.protobuf.Duration
+	4,  // 2: sriovdp.control.v1.EnableDevicesRequest.closed_functions:type_name -> sriovdp.control.v1.ClosedFunction
+	2,  // 3: sriovdp.control.v1.DevicePluginStatus.state:type_name -> sriovdp.control.v1.DevicePluginStatus.State
+	6,  // 4: sriovdp.control.v1.DevicePluginStatus.resources:type_name -> sriovdp.control.v1.ResourceStatus
+	0,  // 5: sriovdp.control.v1.DevicePluginStatus.control:type_name -> sriovdp.control.v1.Control
+	16, // 6: sriovdp.control.v1.DevicePluginStatus.lease_expires:type_name -> google.protobuf.Timestamp
+	16, // 7: sriovdp.control.v1.DevicePluginStatus.hold_ends:type_name -> google.protobuf.Timestamp
+	4,  // 8: sriovdp.control.v1.DevicePluginStatus.closed_functions:type_name -> sriovdp.control.v1.ClosedFunction
+	1,  // 9: sriovdp.control.v1.ResourceStatus.state:type_name -> sriovdp.control.v1.ResourceState
+	9,  // 10: sriovdp.control.v1.DisableDevicesResponse.in_use:type_name -> sriovdp.control.v1.DeviceInUse
+	15, // 11: sriovdp.control.v1.HeartbeatResponse.lease_duration:type_name -> google.protobuf.Duration
+	3,  // 12: sriovdp.control.v1.ControlService.EnableDevices:input_type -> sriovdp.control.v1.EnableDevicesRequest
+	7,  // 13: sriovdp.control.v1.ControlService.DisableDevices:input_type -> sriovdp.control.v1.DisableDevicesRequest
+	10, // 14: sriovdp.control.v1.ControlService.Heartbeat:input_type -> sriovdp.control.v1.HeartbeatRequest
+	12, // 15: sriovdp.control.v1.ControlService.GetStatus:input_type -> sriovdp.control.v1.GetStatusRequest
+	13, // 16: sriovdp.control.v1.ControlService.GetVersion:input_type -> sriovdp.control.v1.GetVersionRequest
+	5,  // 17: sriovdp.control.v1.ControlService.EnableDevices:output_type -> sriovdp.control.v1.DevicePluginStatus
+	8,  // 18: sriovdp.control.v1.ControlService.DisableDevices:output_type -> sriovdp.control.v1.DisableDevicesResponse
+	11, // 19: sriovdp.control.v1.ControlService.Heartbeat:output_type -> sriovdp.control.v1.HeartbeatResponse
+	5,  // 20: sriovdp.control.v1.ControlService.GetStatus:output_type -> sriovdp.control.v1.DevicePluginStatus
+	14, // 21: sriovdp.control.v1.ControlService.GetVersion:output_type -> sriovdp.control.v1.GetVersionResponse
+	17, // [17:22] is the sub-list for method output_type
+	12, // [12:17] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_sriovdp_control_v1_control_proto_init() }
@@ -1113,7 +1217,7 @@ func file_sriovdp_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sriovdp_control_v1_control_proto_rawDesc), len(file_sriovdp_control_v1_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   11,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
