@@ -43,7 +43,17 @@ func (g *doubleGate) Enable(c gate.Claim) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.claim = &c
-	g.history = append(g.history, fmt.Sprintf("enable %d", c.Generation))
+	call := fmt.Sprintf("enable %d", c.Generation)
+	if len(c.Closed) > 0 {
+		call = fmt.Sprintf("close %d", c.Generation)
+	}
+	if len(g.history) == 0 || g.history[len(g.history)-1] != call {
+		g.history = append(g.history, call)
+	}
+	select {
+	case g.changed <- struct{}{}:
+	default:
+	}
 }
 
 func (g *doubleGate) Disable(context.Context) (control.Withdrawal, error) {
@@ -60,7 +70,7 @@ func (g *doubleGate) Disable(context.Context) (control.Withdrawal, error) {
 func (g *doubleGate) Status() control.RenewerStatus {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return control.RenewerStatus{State: control.StateHeld, Held: g.claim}
+	return control.RenewerStatus{State: control.StateHeld, Desired: g.claim, Held: g.claim, Plugin: gate.Status{Withdrawn: g.claim != nil && len(g.claim.Closed) > 0}}
 }
 
 func (g *doubleGate) Changed() <-chan struct{} { return g.changed }
@@ -111,8 +121,11 @@ func newRig(t *testing.T, mode Mode) *rig {
 		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}
 	r.node.check = func(s plan.Step) {
-		if r.gate.open() != nil {
-			t.Errorf("%s while the gate is open", s)
+		if c := r.gate.open(); c != nil {
+			pf, _ := r.node.find(s.Function())
+			if c.Closed[pf.Address] == "" && c.Closed[s.Function()] == "" {
+				t.Errorf("%s while the gate is open for it: %v", s, c.Closed)
+			}
 		}
 	}
 	return r
@@ -170,6 +183,7 @@ func TestApply(t *testing.T) {
 	r.config.Metrics = prometheus.NewPedanticRegistry()
 	r.start()
 	r.phase(Waiting)
+	testkit.Eventually(r, "closed without a node state", func() bool { return len(r.gate.calls()) == 1 })
 	r.desired(1, specOf(3, 9000))
 	r.isServing(1)
 	const ofBraces = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
@@ -178,7 +192,7 @@ func TestApply(t *testing.T) {
 	}
 	r.desired(2, specOf(2, 9000))
 	r.isServing(2)
-	if got := r.gate.calls(); !slices.Equal(got, []string{"disable", "enable 1", "disable", "enable 2"}) {
+	if got := r.gate.calls(); !slices.Equal(got, []string{"disable", "enable 1", "close 2", "enable 2"}) {
 		t.Errorf("calls of the gate: %v", got)
 	}
 	if err := r.daemon.Check(t.Context()); err != nil {
@@ -247,9 +261,10 @@ func TestRestartAtEachStep(t *testing.T) {
 		}
 		r.node.fail = nil
 		r.gate.history = nil
+		interrupted := testkit.Value(load(t.Context(), r.config.Store))(t).Applying
 		r.start()
 		r.isServing(1)
-		if calls := r.gate.calls(); calls[0] != "disable" {
+		if calls := r.gate.calls(); interrupted && calls[0] != "disable" {
 			t.Errorf("after step %d: %v", n, calls)
 		}
 		r.stop()
@@ -313,8 +328,8 @@ func TestStepThatFails(t *testing.T) {
 	if s := r.phase(Failed); !strings.Contains(s.Reason, "create 2 virtual functions on "+pf0) || !strings.Contains(s.Reason, "cannot allocate memory") {
 		t.Errorf("%+v", s)
 	}
-	if r.gate.open() != nil {
-		t.Error("the gate is open")
+	if c := r.gate.open(); c == nil || c.Closed[pf0] == "" || c.Closed[pf1] != "" {
+		t.Errorf("the gate is open for %+v, want all but %s", c, pf0)
 	}
 	<-fails
 	fails <- false
@@ -476,9 +491,9 @@ func TestDryRun(t *testing.T) {
 	r.node.unreadable = errors.New("netlink: no memory")
 	testkit.WantError(t, "DryRun", testkit.Err(DryRun(t.Context(), r.config)), r.node.unreadable)
 	bad := specOf(2, 0)
-	bad.Interfaces[0].VFGroups[0].VFRange = "7"
+	bad.System.RDMAMode = "both"
 	r.desired(3, bad)
-	testkit.WantError(t, "DryRun", testkit.Err(DryRun(t.Context(), r.config)), nil, "vfRange")
+	testkit.WantError(t, "DryRun", testkit.Err(DryRun(t.Context(), r.config)), nil, "rdmaMode")
 }
 
 func TestMode(t *testing.T) {

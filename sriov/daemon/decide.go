@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"slices"
@@ -18,37 +19,126 @@ func (r *reconciler) decide(o observation) {
 		return
 	}
 	r.status.Steps, r.status.Problems, r.status.Notes = texts(p.Steps), texts(p.Problems), texts(p.Notes)
-	left := summarize(p)
-	switch {
+	if r.rules.Mode == Follow {
+		r.decideFollow(o, p)
+		return
+	}
+	r.decideApply(o, p, r.review(p, o))
+}
+
+func (r *reconciler) decideFollow(o observation, p plan.Plan) {
+	switch left := summarize(p); {
 	case !r.confirmed(p):
 		r.wait(Serving, "the node might have changed: "+left, confirmDelay)
 		r.ignoreChanges = true
-	case p.Done() && r.rules.Mode == Follow && r.gate.position != gateOpen && r.changes != r.changesSeen:
+	case p.Done() && r.gate.position != gateOpen && r.changes != r.changesSeen:
 		r.wait(Pending, "the node is changing", changeDelay)
 	case p.Done():
-		r.enable(o.hash)
-	case r.rules.Mode == Follow:
+		r.enable(r.claim(o.hash, nil))
+		r.settled()
+	default:
 		r.withdraw()
 		r.wait(Pending, "the operator's sync status is Succeeded, but the node differs: "+left, pollDelay)
-	case r.gate.position != gateClosed:
-		r.due = r.gate.notBefore
-		r.withdraw()
-		if r.gate.position == gateWithdrawing {
-			r.setPhase(Withdrawing, "")
+	}
+}
+
+// decideApply closes the functions that differ, then changes them, and offers all
+// others. While the gate is closed for the whole node, the steps come first.
+func (r *reconciler) decideApply(o observation, p plan.Plan, w *work) {
+	r.status.Held, r.status.Unacknowledged = w.held, ""
+	claim := r.claim(o.hash, w.closed)
+	switch g := &r.gate; {
+	case w.node != "" && g.position != gateClosed:
+		r.withdrawAll()
+		return
+	case g.position != gateClosed:
+		r.enable(claim)
+	case w.node == "" && len(w.steps) == 0:
+		r.enable(claim)
+	}
+	switch g := &r.gate; {
+	case len(w.steps) == 0:
+		r.rest(p, w)
+	case g.position == gateOpen && !g.acknowledged:
+		if left := g.openedAt.Add(r.rules.Unacknowledged).Sub(r.now); left > 0 {
+			r.wait(Withdrawing, "", left)
+			return
 		}
-	case len(p.Steps) == 0:
+		g.wholeUntil, g.wholeReason = r.now.Add(pollDelay), "the plugin has not acknowledged that single functions are withdrawn"
+		r.withdrawAll()
+	case r.now.Sub(g.closedAt) < r.rules.Settle:
+		r.wait(Withdrawing, "waiting for the scheduler to see that the devices are not offered", g.closedAt.Add(r.rules.Settle).Sub(r.now))
+	case r.canChange(o.pods, w.touches):
+		r.begin(w)
+	}
+}
+
+func (r *reconciler) withdrawAll() {
+	r.due = r.gate.notBefore
+	r.withdraw()
+	if r.gate.position == gateWithdrawing {
+		r.setPhase(Withdrawing, "")
+	}
+}
+
+// begin applies the steps, unless those of a PF do not come to an end.
+func (r *reconciler) begin(w *work) {
+	counted := map[string]bool{}
+	for _, s := range w.steps {
+		pf := w.owner(s.Function())
+		if counted[pf] {
+			continue
+		}
+		counted[pf] = true
+		if c := r.condition(pf); c.rounds < maxRounds {
+			c.rounds++
+			continue
+		}
+		r.happened(pf, fmt.Sprintf("the function does not reach the desired state: after %d rounds these steps are left: %s", maxRounds, s), false)
+		r.due = r.now // the others go on
+		return
+	}
+	r.steps, r.owners, r.created.thisPlan = w.steps, w.owners, nil
+	r.due = time.Time{}
+	r.setPhase(Applying, "")
+	r.save(true)
+}
+
+// rest waits, as no step can run now.
+func (r *reconciler) rest(p plan.Plan, w *work) {
+	phase, reason, delay := Serving, "", r.rules.Resync
+	later := func(d time.Duration, of Phase, why string) {
+		if phase != Failed {
+			phase, reason = of, why
+		}
+		delay = min(delay, d)
+	}
+	problems := slices.DeleteFunc(slices.Clone(p.Problems), func(f plan.Finding) bool {
+		_, sure := w.closed[cmp.Or(f.Function, f.PF)]
+		return !sure && (f.PF != "" || w.node == "")
+	})
+	if len(problems) > 0 {
 		// The owner of externally managed functions might resolve it.
-		r.wait(Failed, "the desired state cannot be reached: "+left, min(r.nextBackoff(), r.rules.Spread(30*time.Second)))
-	case r.rounds >= maxRounds:
-		r.fail(fmt.Errorf("the node does not reach the desired state: after %d rounds these steps are left: %s", r.rounds, left))
-	case r.now.Sub(r.gate.closedAt) < r.rules.Settle:
-		r.wait(Withdrawing, "waiting for the scheduler to see that no devices are offered", r.gate.closedAt.Add(r.rules.Settle).Sub(r.now))
-	case r.canChange(o.pods, p.Touches):
-		r.rounds++
-		r.steps, r.created.thisPlan = p.Steps, nil
-		r.due = time.Time{}
-		r.setPhase(Applying, "")
-		r.save(true)
+		later(min(r.nextBackoff(), r.rules.Spread(30*time.Second)), Failed, "the desired state cannot be reached: "+problems[0].String()+andMore(len(problems)-1))
+	}
+	if c := w.waiting; c != nil {
+		later(c.until.Sub(r.now), Failed, w.pf+": "+c.String())
+	}
+	if len(w.held) > 0 {
+		h := w.held[0]
+		later(pollDelay, Blocked, fmt.Sprintf("pod %s/%s holds %s, which must be changed%s; drain the node, or use --force", h.Namespace, h.Pod, h.ID, andMore(len(w.held)-1)))
+	}
+	if len(w.unsure) > 0 {
+		later(confirmDelay, phase, cmp.Or(reason, "the node might have changed: "+w.unsure[0]+andMore(len(w.unsure)-1)))
+	}
+	if phase == Serving && len(w.unsure) == 0 && len(w.closed) == 0 && w.node == "" {
+		r.settled()
+		return
+	}
+	r.wait(phase, reason, delay)
+	r.ignoreChanges = len(w.unsure) > 0
+	if r.gate.position == gateOpen && len(w.unsure) == 0 {
+		r.save(false)
 	}
 }
 
@@ -106,7 +196,6 @@ func andMore(n int) string {
 
 // canChange sets the phase and its reason if functions cannot be changed now.
 func (r *reconciler) canChange(p pods, touches []string) bool {
-	r.status.Held, r.status.Unacknowledged = nil, ""
 	if len(touches) == 0 {
 		return true
 	}
@@ -115,12 +204,7 @@ func (r *reconciler) canChange(p pods, touches []string) bool {
 		r.status.Unacknowledged = withdrawal.Reason
 	}
 	resource, id := firstOffered(p.offered, touches)
-	for _, h := range p.holders {
-		if slices.Contains(touches, h.ID) {
-			r.status.Held = append(r.status.Held, h)
-		}
-	}
-	switch held := r.status.Held; {
+	switch {
 	case p.err != nil:
 		if !r.rules.Force {
 			r.wait(Blocked, fmt.Sprintf("pods that hold functions are unknown: %v", p.err), min(r.nextBackoff(), 6*pollDelay))
@@ -134,10 +218,6 @@ func (r *reconciler) canChange(p pods, touches []string) bool {
 		return false
 	case id != "" && withdrawal.Acknowledged && !r.rules.Force:
 		r.fail(fmt.Errorf("the kubelet offers %s of %s, which the plugin reports as withdrawn: another plugin might offer it too", id, resource))
-		return false
-	case len(held) > 0 && !r.rules.Force:
-		h := held[0]
-		r.wait(Blocked, fmt.Sprintf("pod %s/%s holds %s, which must be changed%s; drain the node, or use --force", h.Namespace, h.Pod, h.ID, andMore(len(held)-1)), pollDelay)
 		return false
 	}
 	return true
@@ -154,16 +234,37 @@ func firstOffered(offered map[string][]string, touches []string) (resource, id s
 	return "", ""
 }
 
-func (r *reconciler) enable(hash string) {
-	claim := gate.Claim{UID: r.desired.state.UID, Generation: r.desired.state.Generation, Hash: hash,
-		Node: r.rules.Node, Lease: r.rules.Lease, Hold: r.rules.Hold}
-	g := &r.gate
-	if g.position != gateOpen || !claim.Equal(g.claim) {
-		g.position, g.openedAt, g.notBefore = gateOpen, r.now, time.Time{}
-		r.do(enable{claim})
+// claim keeps the reasons of functions that are closed already: the plugin gets
+// another claim only for other functions.
+func (r *reconciler) claim(hash string, closed gate.Closed) gate.Claim {
+	if r.gate.position == gateOpen {
+		for address := range closed {
+			closed[address] = cmp.Or(r.gate.claim.Closed[address], closed[address])
+		}
 	}
+	return gate.Claim{UID: r.desired.state.UID, Generation: r.desired.state.Generation, Hash: hash,
+		Node: r.rules.Node, Lease: r.rules.Lease, Hold: r.rules.Hold, Closed: closed}
+}
+
+// enable opens the gate, or takes over from the claim before.
+func (r *reconciler) enable(claim gate.Claim) {
+	g := &r.gate
+	if g.position == gateOpen && claim.Equal(g.claim) {
+		return
+	}
+	g.position, g.openedAt, g.notBefore, g.acknowledged = gateOpen, r.now, time.Time{}, false
 	g.claim, g.spec = claim, r.desired.hash
+	r.do(enable{claim})
+}
+
+// settled: the node is in the desired state, and all its functions are offered.
+func (r *reconciler) settled() {
 	r.wait(Serving, "", r.rules.Resync)
+	for _, c := range r.conditions {
+		if left := c.well.Add(forgetAfter).Sub(r.now); left > 0 {
+			r.due = r.now.Add(min(r.rules.Resync, max(left, changeDelay)))
+		}
+	}
 	r.failures, r.status.Held, r.created = 0, nil, createdFunctions{}
 	if r.rules.Mode == Apply {
 		r.save(false)
@@ -193,7 +294,8 @@ func (r *reconciler) managed(applying bool) []string {
 		}
 	}
 	for _, pf := range r.record.Managed {
-		if applying && !external[pf] {
+		_, closed := r.gate.claim.Closed[pf] // its functions are not removed yet
+		if (applying || closed) && !external[pf] {
 			pfs = append(pfs, pf)
 		}
 	}

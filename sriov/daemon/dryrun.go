@@ -97,7 +97,7 @@ func firstUpdate(ctx context.Context, s source.Source) (u source.Update, err err
 	case u.Err != nil:
 		return u, u.Err
 	}
-	if err := u.State.Spec.Check(); err != nil {
+	if err := u.State.Spec.CheckNode(); err != nil {
 		return u, fmt.Errorf("node state, generation %d: %w", u.State.Generation, err)
 	}
 	return u, nil

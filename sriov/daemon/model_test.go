@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"pgregory.net/rapid"
 
 	"github.com/cleatproject/cleat/sriov/control"
@@ -35,6 +36,8 @@ type model struct {
 
 	gate         bool
 	shutOK       bool // since it was last opened
+	acked        bool // the closed functions of offering
+	readFailed   bool // the last observation
 	offering     gate.Claim
 	seen         *observation // newest ended one, with no step after it
 	seenOf       string       // desired when it began
@@ -55,7 +58,7 @@ func newModel(t *rapid.T, mode Mode) *model {
 
 func (w *model) start() {
 	w.r = newReconciler(w.rules, w.record, w.now)
-	w.pending, w.gate, w.shutOK, w.seen = nil, false, false, nil
+	w.pending, w.gate, w.shutOK, w.acked, w.seen = nil, false, false, false, nil
 }
 
 func (w *model) key() string {
@@ -80,8 +83,13 @@ func (w *model) step(e event) {
 			w.does(a.Step)
 			w.pending = append(w.pending, a)
 		default:
-			if _, is := a.(observe); is {
-				w.observingFor, w.observingClosed = w.key(), w.shutOK
+			switch a.(type) {
+			case observe:
+				w.observingFor, w.observingClosed = w.key(), w.shutOK || w.acked
+			case withdraw:
+				if w.rules.Mode == Apply && w.acked && w.desired != nil && !w.readFailed {
+					w.Fatalf("all devices are withdrawn, though %v are acknowledged: %+v", w.offering.Closed, w.r.snapshot())
+				}
 			}
 			w.pending = append(w.pending, a)
 		}
@@ -120,17 +128,44 @@ func (w *model) opens(a enable) {
 	for _, h := range w.r.holders {
 		held = append(held, h.ID)
 	}
-	if p := compute(w.desired.Spec, w.seen.state, plan.Options{Managed: managed, Held: held}); !p.Done() {
+	p := compute(w.desired.Spec, w.seen.state, plan.Options{Managed: managed, Held: held})
+	closes, node := p.Closes(w.seen.state)
+	if node != "" || w.rules.Mode == Follow && !p.Done() {
 		w.Fatalf("opened with %v, %v left", p.Steps, p.Problems)
 	}
-	w.gate, w.shutOK, w.offering = true, false, a.Claim
+	for address, reason := range closes {
+		offered := w.gate && w.offering.Generation == a.Claim.Generation && w.offering.UID == a.Claim.UID && !w.closes(w.offering, address)
+		if !w.closes(a.Claim, address) && !offered { // an offered one has to be seen twice
+			w.Fatalf("opened with %s left: %s", address, reason)
+		}
+	}
+	if w.closes(a.Claim, pf1) {
+		w.Fatalf("another PF is closed: %v", a.Claim.Closed)
+	}
+	w.gate, w.shutOK, w.acked, w.offering = true, false, false, a.Claim
+}
+
+func (w *model) closes(c gate.Claim, address string) bool {
+	_, itself := c.Closed[address]
+	_, pf := c.Closed[pf0]
+	return itself || pf && address != pf1
+}
+
+// acknowledge reports that the closed functions are withdrawn.
+func (w *model) acknowledge() bool {
+	if !w.gate || w.acked || w.r.gate.position != gateOpen || len(w.offering.Closed) == 0 || w.has(withdraw{}) {
+		return false
+	}
+	w.acked = true
+	w.step(gateChanged{heldStatus(w.offering, true)})
+	return true
 }
 
 func (w *model) does(s plan.Step) {
 	switch {
 	case w.rules.Mode == Follow:
 		w.Fatalf("%s, in mode follow", s)
-	case w.gate || !w.shutOK:
+	case (w.gate || !w.shutOK) && !(w.gate && w.acked && w.closes(w.offering, s.Function())):
 		w.Fatalf("%s while the gate is not known to be closed", s)
 	case w.has(apply{}) || w.has(observe{}):
 		w.Fatalf("%s while something else is under way", s)
@@ -171,16 +206,17 @@ func (w *model) answer(i int, ok bool) {
 		l.pods = pods{holders: slices.Clone(w.held)}
 		if !w.kubelet {
 			l.pods = pods{err: podresources.ErrNotServed}
-		} else if w.gate {
+		} else if w.gate && !(w.acked && w.closes(w.offering, vfAddress(pf0, 0))) {
 			l.pods.offered = map[string][]string{"example.com/net": {vfAddress(pf0, 0)}}
 		}
+		w.readFailed = !ok
 		if w.seen = nil; ok {
 			w.seen, w.seenOf, w.seenClosed = &l, w.observingFor, w.observingClosed
 		}
 		w.step(observed{l, a.revision})
 	case withdraw:
 		e := withdrawn{result: control.Withdrawal{Acknowledged: w.ack, Confirmed: w.ack, Reason: "no plugin"}}
-		if w.gate = false; !ok {
+		if w.gate, w.acked = false, false; !ok {
 			e = withdrawn{err: errors.New("no answer")}
 			w.gate = rapid.Bool().Draw(w.T, "still open")
 		} else {
@@ -227,7 +263,7 @@ func (w *model) drawSpec() nodestate.Spec {
 
 func (w *model) event() {
 	t := w.T
-	switch rapid.IntRange(0, 15).Draw(t, "event") {
+	switch rapid.IntRange(0, 18).Draw(t, "event") {
 	case 0, 1:
 		w.gen++
 		w.send(w.drawSpec(), rapid.SampledFrom([]string{"", nodestate.InProgress, nodestate.Succeeded, nodestate.Failed}).Draw(t, "status"))
@@ -266,8 +302,14 @@ func (w *model) event() {
 		}
 	case 10:
 		if w.gate && w.offering.Equal(w.r.gate.claim) {
-			w.gate = false
+			w.gate, w.acked = false, false
 			w.step(gateChanged{control.RenewerStatus{State: control.StateStale, Since: w.now}})
+		}
+	case 12, 13:
+		w.acknowledge()
+	case 14:
+		if c := w.offering; w.gate && !w.acked && len(c.Closed) > 0 {
+			w.step(gateChanged{control.RenewerStatus{State: control.StateRefused, Code: codes.Unimplemented, Desired: &c, Since: w.now}})
 		}
 	case 11:
 		if w.rules.Mode == Follow && w.desired != nil {
@@ -288,6 +330,9 @@ func (w *model) runUntilServing() {
 	for range 2000 {
 		if len(w.pending) > 0 {
 			w.answer(0, true)
+			continue
+		}
+		if w.acknowledge() {
 			continue
 		}
 		if w.rules.Mode == Follow && w.desired != nil && w.desired.Status.SyncStatus != nodestate.Succeeded {
@@ -327,7 +372,7 @@ func (w *model) ended() bool {
 		return !w.gate
 	}
 	p := plan.Compute(w.desired.Spec, w.node.copy(), plan.Options{})
-	return w.gate && p.Done() && w.offering.Generation == w.desired.Generation
+	return w.gate && p.Done() && w.offering.Generation == w.desired.Generation && len(w.offering.Closed) == 0
 }
 
 func TestMachine(t *testing.T) {

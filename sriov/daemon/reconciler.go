@@ -1,10 +1,14 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
+
+	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/gate"
@@ -59,10 +63,13 @@ type reconciler struct {
 	holders     []podresources.Holder
 	differences []string // of the last observation
 
-	step    plan.Step   // running or last
-	steps   []plan.Step // of the running plan, from step on
-	rounds  int
-	created createdFunctions
+	step       plan.Step         // running or last
+	steps      []plan.Step       // of the running plan, from step on
+	owners     map[string]string // PF of each function of the steps
+	conditions map[string]*condition
+	// A process ended or was suspended during steps: the gate closes first.
+	interrupted bool
+	created     createdFunctions
 
 	status Status
 }
@@ -87,12 +94,16 @@ const (
 
 type gateState struct {
 	position  position
-	claim     gate.Claim // last enabled
-	spec      string     // hash of the claim's spec
-	openedAt  time.Time
+	claim     gate.Claim         // last enabled
+	spec      string             // hash of the claim's spec
+	openedAt  time.Time          // of the claim
 	closedAt  time.Time          // when the withdrawal ended
 	result    control.Withdrawal // of the last withdrawal
 	notBefore time.Time          // earliest retry
+
+	acknowledged bool      // the closed functions of the claim are withdrawn
+	wholeUntil   time.Time // single functions cannot be closed
+	wholeReason  string
 }
 
 type position int
@@ -152,7 +163,7 @@ type (
 )
 
 func newReconciler(rules Rules, saved Record, now time.Time) *reconciler {
-	return &reconciler{rules: rules.withDefaults(), record: saved, now: now, status: initialStatus(rules.Mode, now)}
+	return &reconciler{rules: rules.withDefaults(), record: saved, now: now, interrupted: saved.Applying, conditions: map[string]*condition{}, status: initialStatus(rules.Mode, now)}
 }
 
 func (r *reconciler) handle(now time.Time, e event) []action {
@@ -205,7 +216,7 @@ func (r *reconciler) mustClose() (Phase, string) {
 		return Waiting, "the node state does not exist"
 	case r.desired.presence == outdated:
 		return Pending, fmt.Sprintf("the node state changed, but is not valid: %v", r.desired.err)
-	case r.rules.Mode == Apply && r.record.Applying && p != gateClosed:
+	case r.rules.Mode == Apply && r.interrupted && p != gateClosed:
 		return Withdrawing, "a previous process was interrupted while applying"
 	case r.rules.Mode == Follow && r.desired.state.Status.SyncStatus != nodestate.Succeeded:
 		return Pending, operatorStatus(r.desired.state.Status)
@@ -252,7 +263,7 @@ func (e desiredReported) handle(r *reconciler) {
 	same := known && u.State.UID == d.state.UID && u.State.Generation == d.state.Generation
 	d.err = u.Err
 	if u.Err == nil && !u.Gone && r.rules.Mode == Apply {
-		d.err = u.State.Spec.Check()
+		d.err = u.State.Spec.CheckNode()
 	}
 	switch {
 	case u.Gone:
@@ -289,7 +300,8 @@ func (e desiredReported) handle(r *reconciler) {
 
 // abandon lets a running step finish.
 func (r *reconciler) abandon() {
-	r.steps, r.rounds, r.failures, r.due, r.ignoreChanges = nil, 0, 0, time.Time{}, false
+	r.steps, r.failures, r.due, r.ignoreChanges = nil, 0, time.Time{}, false
+	clear(r.conditions)
 	if r.status.Phase == Superseded {
 		r.setPhase(Observing, "")
 	}
@@ -311,18 +323,47 @@ func (r *reconciler) observeSooner() {
 }
 
 func (e gateChanged) handle(r *reconciler) {
-	if r.gate.position != gateOpen || e.status.Since.Before(r.gate.openedAt) {
+	if r.gate.position != gateOpen {
+		return
+	}
+	r.checkRestriction(e.status)
+	if e.status.Since.Before(r.gate.openedAt) || r.gate.position != gateOpen {
 		return
 	}
 	switch e.status.State {
 	case control.StateSuperseded, control.StateDisabled:
-		r.gate.position = gateUnknown
+		r.gate.position, r.interrupted = gateUnknown, r.record.Applying
 		r.setPhase(Superseded, e.status.Reason)
 	case control.StateStale: // this process was suspended
 		r.gate.position = gateUnknown
 		r.revision++
-		r.due = r.now
+		r.interrupted = r.record.Applying
+		r.steps, r.due = nil, r.now
 		r.setPhase(Observing, e.status.Reason)
+	}
+}
+
+// checkRestriction handles the plugin's answer to a claim with closed functions.
+// Of one that cannot close single functions, all devices are withdrawn.
+func (r *reconciler) checkRestriction(s control.RenewerStatus) {
+	g := &r.gate
+	if len(g.claim.Closed) == 0 || g.acknowledged || s.Desired == nil || !s.Desired.Equal(g.claim) {
+		return
+	}
+	cannot := s.State == control.StateRefused && s.Code == codes.Unimplemented
+	switch {
+	case s.State == control.StateHeld && s.Held != nil && s.Held.Equal(g.claim) && s.Plugin.Withdrawn:
+		g.acknowledged, g.closedAt, g.result = true, r.now, control.Withdrawal{Acknowledged: true}
+		r.revision++ // pods can have got the functions until now
+		if r.status.Phase == Withdrawing {
+			r.due = r.now
+		}
+	case cannot, s.State == control.StateNotServed && r.status.Phase == Withdrawing:
+		g.wholeUntil, g.wholeReason = r.now.Add(pollDelay), s.Reason
+		if cannot {
+			g.wholeUntil = r.now.Add(r.rules.Resync)
+		}
+		r.withdrawAll()
 	}
 }
 
@@ -348,6 +389,7 @@ func (r *reconciler) withdraw() {
 		return
 	}
 	r.gate.position = gateWithdrawing
+	r.revision++
 	r.do(withdraw{})
 }
 
@@ -360,6 +402,7 @@ func (e withdrawn) handle(r *reconciler) {
 		return
 	}
 	r.status.Withdrawal = ""
+	r.interrupted = false
 	r.gate.position, r.gate.result, r.gate.closedAt, r.gate.notBefore = gateClosed, e.result, r.now, time.Time{}
 	r.due = r.now
 }
@@ -370,26 +413,33 @@ func (e recorded) handle(r *reconciler) {
 		return
 	}
 	r.record.Spec = "" // force the next save
-	if r.gate.position != gateOpen {
+	if r.gate.position != gateOpen || len(r.steps) > 0 {
 		r.fail(fmt.Errorf("save the record: %w", e.err))
 	}
 }
 
 func (e applied) handle(r *reconciler) {
 	r.effect, r.status.Step = idle, ""
+	if len(r.steps) > 0 {
+		r.steps = r.steps[1:]
+	}
 	if e.err != nil {
-		r.fail(fmt.Errorf("%s: %w", r.step, e.err))
-		return
+		r.stepFailed(e.err)
+	} else {
+		r.status.Done++
+		r.created.add(r.step)
 	}
-	r.status.Done++
-	r.created.add(r.step)
-	if len(r.steps) == 0 {
-		return
-	}
-	if r.steps = r.steps[1:]; len(r.steps) == 0 {
+	if r.status.Phase == Applying && len(r.steps) == 0 {
 		r.created.fresh = r.created.thisPlan // functions created earlier have their addresses
 		r.due = r.now
 	}
+}
+
+// stepFailed skips the PF's later steps; those of other PFs go on.
+func (r *reconciler) stepFailed(err error) {
+	pf := cmp.Or(r.owners[r.step.Function()], r.step.Function())
+	r.happened(pf, fmt.Sprintf("%s: %v", r.step, err), false)
+	r.steps = slices.DeleteFunc(slices.Clone(r.steps), func(s plan.Step) bool { return cmp.Or(r.owners[s.Function()], s.Function()) == pf })
 }
 
 func (r *reconciler) fail(err error) {
@@ -403,7 +453,7 @@ func (r *reconciler) nextBackoff() time.Duration {
 }
 
 func (r *reconciler) wait(p Phase, reason string, long time.Duration) {
-	r.steps, r.rounds, r.ignoreChanges = nil, 0, false
+	r.steps, r.ignoreChanges = nil, false
 	r.due = r.now.Add(long)
 	r.setPhase(p, reason)
 }

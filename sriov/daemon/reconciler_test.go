@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/inventory"
@@ -117,9 +119,27 @@ func (s *script) toChange(w control.Withdrawal) {
 	s.Helper()
 	s.serve()
 	s.desired(2, specOf(3, 0), observe{})
-	s.step(s.seen(nil), withdraw{})
+	s.step(s.seen(nil), enable{})
 	s.phase(Withdrawing, "")
+	if w.Acknowledged {
+		s.closes()
+		return
+	}
+	s.step(gateChanged{control.RenewerStatus{State: control.StateRefused, Code: codes.Unimplemented, Desired: &s.r.gate.claim}}, withdraw{})
 	s.step(withdrawn{result: w}, observe{})
+}
+
+// closes acknowledges the closed functions of the claim.
+func (s *script) closes() {
+	s.Helper()
+	if len(s.r.gate.claim.Closed) == 0 {
+		s.Fatalf("the claim %+v closes no function", s.r.gate.claim)
+	}
+	s.step(gateChanged{heldStatus(s.r.gate.claim, true)}, observe{})
+}
+
+func heldStatus(c gate.Claim, withdrawn bool) control.RenewerStatus {
+	return control.RenewerStatus{State: control.StateHeld, Desired: &c, Held: &c, Plugin: gate.Status{Closed: c.Closed, Withdrawn: withdrawn}}
 }
 
 func TestUnchangedSpecTakesTheGateOver(t *testing.T) {
@@ -160,7 +180,10 @@ func (s *script) drive(e event, see func() observed, each func(plan.Step)) {
 			case record:
 				e = recorded{}
 			case enable:
-				return
+				if len(a.Claim.Closed) == 0 {
+					return
+				}
+				e = gateChanged{heldStatus(a.Claim, true)}
 			}
 		}
 		if e == nil {
@@ -229,6 +252,8 @@ func TestAnotherStateWhileFunctionsAreCreated(t *testing.T) {
 		}
 	})
 	s.step(applied{err}, observe{})
+	s.step(s.seen(nil), enable{}) // the new functions alone
+	s.closes()
 	s.step(s.seen(nil), record{})
 	s.step(recorded{}, apply{})
 	if _, is := s.last[0].(apply).Step.(plan.SetMAC); !is {
@@ -242,8 +267,9 @@ func TestPodsBlockSteps(t *testing.T) {
 	}
 	s := newScript(t, Rules{Mode: Apply})
 	s.toChange(acknowledged)
-	s.step(s.seen(holds))
+	s.step(s.seen(holds), record{})
 	s.phase(Blocked, "pod ns/p holds "+vfAddress(pf0, 0))
+	s.step(recorded{})
 	s.after(pollDelay, observe{})
 	s.step(s.seen(func(l *observation) { l.pods.err = podresources.ErrNotServed }))
 	s.phase(Blocked, "pods that hold functions are unknown")
@@ -342,7 +368,14 @@ func TestDrift(t *testing.T) {
 			t.Errorf("observed at again after %s", left)
 		}
 		s.after(confirmDelay, observe{})
-		s.step(s.seen(unbind(0)), withdraw{})
+		if mode == Follow {
+			s.step(s.seen(unbind(0)), withdraw{})
+			continue
+		}
+		s.step(s.seen(unbind(0)), enable{})
+		if c := s.last[0].(enable).Claim.Closed; len(c) != 1 || c[vfAddress(pf0, 0)] == "" {
+			t.Errorf("closed is %v, want only %s", c, vfAddress(pf0, 0))
+		}
 	}
 }
 
@@ -405,9 +438,8 @@ func TestBackoff(t *testing.T) {
 	external := specOf(2, 0)
 	external.Interfaces[0].ExternallyManaged = true
 	s.desired(1, external, observe{})
-	s.step(s.seen(nil), withdraw{})
-	s.step(withdrawn{result: acknowledged}, observe{})
-	s.step(s.seen(nil))
+	s.step(s.seen(nil), enable{}, record{})
+	s.step(recorded{})
 	s.phase(Failed, "desired state cannot be reached")
 	for range 12 {
 		s.after(30*time.Second, observe{})
@@ -418,16 +450,21 @@ func TestBackoff(t *testing.T) {
 	s.step(s.seen(nil))
 
 	s.desired(2, specOf(2, 0), observe{})
+	s.step(s.seen(nil), enable{})
+	s.closes()
 	var last time.Duration
-	for range 12 {
-		s.step(s.seen(nil), s.begun()...)
-		if _, first := s.last[0].(record); first {
-			s.step(recorded{}, apply{})
-		}
-		s.step(applied{errors.New("EBUSY")})
+	for n := range 12 {
+		s.step(s.seen(nil), record{})
+		s.step(recorded{}, apply{})
+		s.step(applied{errors.New("EBUSY")}, observe{})
+		s.step(s.seen(nil), record{})
+		s.step(recorded{})
 		s.phase(Failed, "create 2 virtual functions on "+pf0+": EBUSY")
-		s.step(nodeChanged{})
-		pause := s.r.deadline().Sub(s.now)
+		c := s.r.snapshot().Conditions
+		if len(c) != 1 || c[0].Function != pf0 || c[0].Count != n+1 || !strings.Contains(c[0].Cause, "EBUSY") {
+			t.Fatalf("conditions %+v", c)
+		}
+		pause := c[0].Until.Sub(s.now)
 		if pause <= last && pause != maxBackoff || pause > maxBackoff {
 			t.Errorf("a pause of %s after %s", pause, last)
 		}
@@ -439,29 +476,25 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-func (s *script) begun() []action {
-	if s.r.record.Applying {
-		return []action{apply{}}
-	}
-	return []action{record{}}
-}
-
 func TestStepsThatChangeNothing(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.desired(1, specOf(2, 0), observe{})
-	s.step(s.seen(nil), withdraw{})
-	s.step(withdrawn{result: acknowledged}, observe{})
-	for range maxRounds {
-		s.step(s.seen(nil), s.begun()...)
-		if _, first := s.last[0].(record); first {
+	s.step(s.seen(nil), enable{})
+	s.closes()
+	for n := range maxRounds {
+		if n == 0 {
+			s.step(s.seen(nil), record{})
 			s.step(recorded{}, apply{})
+		} else {
+			s.step(s.seen(nil), apply{})
 		}
 		for range len(s.r.status.Steps) - 1 {
 			s.step(applied{}, apply{})
 		}
 		s.step(applied{}, observe{})
 	}
-	s.step(s.seen(nil))
+	s.step(s.seen(nil), observe{})
+	s.step(s.seen(nil), record{})
 	s.phase(Failed, "after 6 rounds")
 }
 
@@ -555,8 +588,9 @@ func TestInvalidState(t *testing.T) {
 	s.step(desiredReported{source.Update{Err: errors.New("no sense"), State: nodestate.NodeState{UID: "u", Generation: 2}}})
 	bad := specOf(2, 0)
 	bad.Interfaces[0].VFGroups[0].VFRange = "7"
+	bad.System.RDMAMode = "both"
 	s.desired(3, bad)
-	if v := s.r.snapshot(); v.Phase != Serving || !strings.Contains(v.Source, "vfRange") {
+	if v := s.r.snapshot(); v.Phase != Serving || !strings.Contains(v.Source, "rdmaMode") {
 		t.Errorf("%+v", v)
 	}
 	s.desired(1, specOf(2, 0))
@@ -607,8 +641,8 @@ func TestManaged(t *testing.T) {
 		t.Errorf("%s", got)
 	}
 	s.desired(2, nodestate.Spec{}, observe{})
-	s.step(s.seen(nil), withdraw{})
-	s.step(withdrawn{result: acknowledged}, observe{})
+	s.step(s.seen(nil), enable{})
+	s.closes()
 	s.step(s.seen(nil), record{})
 	if r := s.last[0].(record).Record; fmt.Sprint(r.Managed) != "["+pf0+"]" || !r.Applying {
 		t.Errorf("%+v", r)
@@ -628,8 +662,8 @@ func TestManaged(t *testing.T) {
 	s.r = newReconciler(s.r.rules, Record{Managed: []string{pf0}}, s.now)
 	testkit.Must(t, s.node.do(plan.SetNumVFs{PF: pf0, Number: 2}))
 	s.desired(3, external, observe{})
-	s.step(s.seen(nil), withdraw{})
-	s.step(withdrawn{result: acknowledged}, observe{})
+	s.step(s.seen(nil), enable{})
+	s.closes()
 	s.step(s.seen(nil), record{})
 	if r := s.last[0].(record).Record; len(r.Managed) != 0 {
 		t.Errorf("functions that others create are managed: %+v", r)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/sriov/control"
+	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
@@ -32,6 +33,11 @@ type Status struct {
 	NotDone []string `json:"notDone,omitempty"`
 	Step    string   `json:"step,omitempty"` // running
 	Done    uint64   `json:"done"`           // completed since the start
+	// Functions that are not offered, with the reason; other functions are while the
+	// gate is held.
+	Closed gate.Closed `json:"closed,omitempty"`
+	// PFs that drifted, or whose repair failed.
+	Conditions []Condition `json:"conditions,omitempty"`
 	// Functions that must be changed and that pods hold.
 	Held []podresources.Holder `json:"held,omitempty"`
 	// Why the plugin could not acknowledge the last withdrawal.
@@ -73,6 +79,9 @@ func (r *reconciler) snapshot() Status {
 		s.Source = r.desired.err.Error()
 	}
 	s.Next, s.Looked = r.due, r.observedAt
+	if s.Conditions = r.conditionsNow(); r.gate.position == gateOpen {
+		s.Closed = r.gate.claim.Closed
+	}
 	return s
 }
 

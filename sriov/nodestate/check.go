@@ -27,25 +27,56 @@ var (
 
 // Check validates the spec without the machine. The error joins one
 // *strictjson.Problem per mistake.
-func (s Spec) Check() error {
+func (s Spec) Check() error { return join(s.Mistakes()) }
+
+// CheckNode validates what concerns the whole node.
+func (s Spec) CheckNode() error {
+	return join(slices.DeleteFunc(s.Mistakes(), func(m Mistake) bool { return m.PF != "" }))
+}
+
+// Mistake is a mistake in a spec.
+type Mistake struct {
+	PF string // whose desired state is not valid; "": the whole spec
+	strictjson.Problem
+}
+
+func join(all []Mistake) error {
+	var problems []strictjson.Problem
+	for _, m := range all {
+		problems = append(problems, m.Problem)
+	}
+	return strictjson.JoinErrors(problems)
+}
+
+// Mistakes validates the spec without the machine. A mistake in one interface
+// leaves the others valid, unless its address is wrong: then the PF that it means
+// is not known.
+func (s Spec) Mistakes() []Mistake {
 	c := &checker{}
 	seen := map[string]int{}
 	for n, i := range s.Interfaces {
 		path := fmt.Sprintf("spec.interfaces[%d]", n)
+		if c.pf = i.PCIAddress; !pciAddress.MatchString(c.pf) {
+			c.pf = ""
+		}
 		if first, twice := seen[i.PCIAddress]; twice {
 			c.fail(path+".pciAddress", "%q is already used by interfaces[%d]; list its groups there", i.PCIAddress, first)
 		}
 		seen[i.PCIAddress] = n
 		c.checkInterface(path, i)
 	}
+	c.pf = ""
 	c.oneOf("spec.system.rdmaMode", s.System.RDMAMode, Shared, Exclusive)
-	return strictjson.JoinErrors(c.problems)
+	return c.mistakes
 }
 
-type checker struct{ problems []strictjson.Problem }
+type checker struct {
+	pf       string
+	mistakes []Mistake
+}
 
 func (c *checker) fail(path, format string, args ...any) {
-	c.problems = append(c.problems, strictjson.Problem{Path: path, Text: fmt.Sprintf(format, args...)})
+	c.mistakes = append(c.mistakes, Mistake{c.pf, strictjson.Problem{Path: path, Text: fmt.Sprintf(format, args...)}})
 }
 
 func (c *checker) checkInterface(path string, i Interface) {

@@ -34,23 +34,25 @@ import (
 //     problem, unless accepted.
 //   - Functions without a group are left alone.
 //
-// A desired state that Spec.Check refuses gives problems and no steps.
+// A mistake in the desired state of a PF (Spec.Mistakes) is a problem of this PF;
+// one of the whole spec gives problems and no steps.
 func Compute(spec nodestate.Spec, s State, o Options) Plan {
 	p := &planner{options: o}
-	if err := spec.Check(); err != nil {
-		problems := []error{err}
-		if joined, ok := err.(interface{ Unwrap() []error }); ok {
-			problems = joined.Unwrap()
-		}
-		for _, err := range problems {
-			p.problem("", "%s", err.Error())
-		}
+	invalid := map[string]bool{}
+	for _, m := range spec.Mistakes() {
+		invalid[m.PF] = true
+		p.problem(m.PF, "%s", m.Problem.Error())
+	}
+	if invalid[""] {
 		return p.plan
 	}
 	p.system(spec, s)
 	named := map[string]bool{}
 	for _, i := range spec.Interfaces {
 		named[i.PCIAddress] = true
+		if invalid[i.PCIAddress] {
+			continue
+		}
 		if n := slices.IndexFunc(s.PFs, func(pf PF) bool { return pf.Address == i.PCIAddress }); n < 0 {
 			if !p.checkAssigned(i, s) {
 				p.note(i.PCIAddress, "%s", missing(i, s))

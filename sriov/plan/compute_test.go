@@ -247,7 +247,7 @@ func TestComputeProblems(t *testing.T) {
 		"trust without a table": {spec: one(1, nodestate.VFGroup{VFRange: "0-0", Trust: "on"}), pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) { pf.VFs[0].Known = false },
 			want: []string{vfAddress(0) + ": VF 0 is not in the function table of ens1f0, so trust and spoofChk cannot be set"}},
 		"invalid": {spec: one(2, group("0-2"), nodestate.VFGroup{VFRange: "x", MTU: 3}), pf: ready(0),
-			want: []string{"spec.interfaces[0].vfGroups[0].vfRange: ", "spec.interfaces[0].vfGroups[1].mtu: ", "spec.interfaces[0].vfGroups[1].vfRange: "}},
+			want: []string{pf0 + ": spec.interfaces[0].vfGroups[0].vfRange: ", pf0 + ": spec.interfaces[0].vfGroups[1].mtu: ", pf0 + ": spec.interfaces[0].vfGroups[1].vfRange: "}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.change != nil {
