@@ -177,6 +177,7 @@ func (s *sriovDaemonServer) Assemble(ctx context.Context) error {
 		return s.preview(ctx)
 	}
 	s.AddState(s.open)
+	s.Add(server.Part{Name: "config daemon", Prepare: s.create})
 	s.AddTelemetry()
 	// The daemon stops first: a running step ends before the stream closes.
 	s.Add(server.Part{Name: "control stream", Run: func(ctx context.Context) error { return s.renewer.Run(ctx) }})
@@ -186,12 +187,14 @@ func (s *sriovDaemonServer) Assemble(ctx context.Context) error {
 
 const sriovDaemonRecord = "sriov-daemon.db"
 
-// open creates the daemon, which Run starts.
 func (s *sriovDaemonServer) open(ctx context.Context) (err error) {
+	s.config.Store, err = s.OpenStore(ctx, sriovDaemonRecord, store.Options{Role: daemon.Role, Version: daemon.Version, Preallocate: 1 << 20})
+	return err
+}
+
+// create creates the daemon, which Run starts.
+func (s *sriovDaemonServer) create(context.Context) (err error) {
 	c := &s.config
-	if c.Store, err = s.OpenStore(ctx, sriovDaemonRecord, store.Options{Role: daemon.Role, Version: daemon.Version, Preallocate: 1 << 20}); err != nil {
-		return err
-	}
 	if s.renewer, err = control.NewRenewer(control.RenewerConfig{Socket: s.controlSocket, Logger: s.Logger, Metrics: s.Metrics}); err != nil {
 		return fmt.Errorf("--control-socket: %w", err)
 	}

@@ -57,6 +57,7 @@ func (s *sriovPluginServer) Assemble(context.Context) error {
 	signal.Notify(s.hangups, syscall.SIGHUP)
 	s.AddState(s.open)
 	s.OnClose(func(context.Context) error { signal.Stop(s.hangups); return nil })
+	s.Add(server.Part{Name: "device plugin", Prepare: s.create})
 	s.AddTelemetry()
 	s.Add(server.Part{Name: "plugin", Run: s.run, Stop: s.withdraw})
 	if !s.config.Controlled {
@@ -80,7 +81,7 @@ func (s *sriovPluginServer) Assemble(context.Context) error {
 	return nil
 }
 
-// open creates the plugin, which Run starts.
+// open opens what the plugin uses.
 func (s *sriovPluginServer) open(ctx context.Context) error {
 	c := &s.config
 	var err error
@@ -99,7 +100,12 @@ func (s *sriovPluginServer) open(ctx context.Context) error {
 		kubelet := plugin.Kubelet{Dir: filepath.Join(s.kubeletDir, "device-plugins")}
 		c.Registrar, c.EndpointDir, c.Restarts = kubelet, kubelet.Dir, kubelet.Restarts
 	}
-	if s.plugin, err = plugin.New(*c); err != nil {
+	return nil
+}
+
+// create reads the plugin's configuration.
+func (s *sriovPluginServer) create(context.Context) (err error) {
+	if s.plugin, err = plugin.New(s.config); err != nil {
 		return err
 	}
 	s.Check("plugin", s.plugin.Check)

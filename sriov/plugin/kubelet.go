@@ -2,7 +2,9 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"path/filepath"
 	"time"
 
@@ -31,6 +33,9 @@ func (k Kubelet) Register(ctx context.Context, r Registration) error {
 	path := filepath.Join(k.Dir, KubeletSocket)
 	conn, err := rpcdial.Connect(ctx, path)
 	if err != nil {
+		if dial, ok := errors.AsType[*net.OpError](err); ok {
+			err = dial.Err // without the path
+		}
 		return fmt.Errorf("connect to the kubelet at %s: %w", path, err)
 	}
 	defer conn.Close()
