@@ -24,6 +24,8 @@ type sriovStatus struct {
 	Plugin     string           `json:"plugin"`
 	Version    string           `json:"version"`
 	Extensions int              `json:"extensions"`
+	Closed     gate.Closed      `json:"closed,omitempty"`    // reason by PCI address
+	Withdrawn  bool             `json:"withdrawn,omitempty"` // the devices of Closed
 	State      string           `json:"state"`
 	Control    string           `json:"control"`
 	Generation int64            `json:"generation"`
@@ -152,7 +154,7 @@ func explainSriov(socket string, err error) error {
 func newSriovStatus(s gate.Status, v control.Version) sriovStatus {
 	d := sriovStatus{
 		Plugin: v.Name, Version: v.Version, Extensions: v.Extensions, State: cmp.Or(string(s.State), "UNKNOWN"), Control: string(s.Holding),
-		Generation: s.Generation, UID: s.UID, Hash: s.Hash, LeaseEnds: s.LeaseEnds, HoldEnds: s.HoldEnds,
+		Generation: s.Generation, UID: s.UID, Hash: s.Hash, LeaseEnds: s.LeaseEnds, HoldEnds: s.HoldEnds, Closed: s.Closed, Withdrawn: s.Withdrawn,
 		Pools: s.Pools, Devices: s.Devices, Error: s.Error, Resources: []sriovStatusRow{},
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Resources)) {
@@ -169,6 +171,12 @@ func (s sriovStatus) table(now time.Time) cli.Table {
 	t.Add("Offers", fmt.Sprintf("%s of %s", count(s.Devices, "device"), count(s.Pools, "resource")))
 	t.Add("Configuration", s.Hash)
 	t.AddKnown("Error", s.Error)
+	for _, address := range slices.Sorted(maps.Keys(s.Closed)) {
+		t.Add("Closed "+address, cmp.Or(s.Closed[address], "no reason given"))
+	}
+	if len(s.Closed) > 0 && !s.Withdrawn {
+		t.Add("Closing", "in progress")
+	}
 	for _, r := range s.Resources {
 		text := fmt.Sprintf("%s: %d of %s", r.State, r.Offered, count(r.Devices, "device"))
 		if r.Allocating > 0 {

@@ -92,7 +92,7 @@ example.com/b   withdrawing: 0 of 1 device; 2 allocations in flight; no kubelet 
 	var d sriovStatus
 	testkit.Must(t, json.Unmarshal([]byte(got), &d))
 	document := sriovStatus{
-		Plugin: "cleat", Version: "1.2", Extensions: 1, State: "ERROR", Control: "held", Generation: 7, UID: "0b0c", Hash: "sha256:ab",
+		Plugin: "cleat", Version: "1.2", Extensions: control.Extensions, State: "ERROR", Control: "held", Generation: 7, UID: "0b0c", Hash: "sha256:ab",
 		Pools: 2, Devices: 9, Error: servingStatus.Error, Resources: []sriovStatusRow{
 			{Name: "example.com/a", State: "offered", Devices: 9, Offered: 8, Kubelet: true},
 			{Name: "example.com/b", State: "withdrawing", Devices: 1, Allocating: 2, Error: "no kubelet"},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"reflect"
 	"slices"
 	"sync"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/cleatproject/cleat/internal/actor"
 	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/nodestate/source"
 )
@@ -239,6 +241,12 @@ func (d *Daemon) log(before, s Status) {
 	if s.Unacknowledged != before.Unacknowledged && s.Unacknowledged != "" {
 		log.Warn("plugin cannot acknowledge the withdrawal", "reason", s.Unacknowledged)
 	}
+	for _, c := range s.Conditions {
+		if !slices.Contains(before.Conditions, c) {
+			log.Warn("function drifted or could not be repaired", "function", c.Function, "count", c.Count, "cause", c.Cause, "until", c.Until)
+		}
+	}
+	d.logClosed(before.Closed, s.Closed)
 	if s.Phase == before.Phase && s.Reason == before.Reason {
 		return
 	}
@@ -254,6 +262,19 @@ func (d *Daemon) log(before, s Status) {
 		attrs = append(attrs, slog.Time("next", s.Next))
 	}
 	log.LogAttrs(context.Background(), level, "phase changed", attrs...)
+}
+
+func (d *Daemon) logClosed(before, now gate.Closed) {
+	for _, address := range slices.Sorted(maps.Keys(now)) {
+		if _, was := before[address]; !was {
+			d.config.Logger.Warn("function closed", "function", address, "reason", now[address])
+		}
+	}
+	for _, address := range slices.Sorted(maps.Keys(before)) {
+		if _, is := now[address]; !is {
+			d.config.Logger.Info("function opened", "function", address)
+		}
+	}
 }
 
 // Status returns the current status.

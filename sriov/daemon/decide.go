@@ -35,7 +35,7 @@ func (r *reconciler) decideFollow(o observation, p plan.Plan) {
 		r.wait(Pending, "the node is changing", changeDelay)
 	case p.Done():
 		r.enable(r.claim(o.hash, nil))
-		r.settled()
+		r.complete()
 	default:
 		r.withdraw()
 		r.wait(Pending, "the operator's sync status is Succeeded, but the node differs: "+left, pollDelay)
@@ -132,7 +132,7 @@ func (r *reconciler) rest(p plan.Plan, w *work) {
 		later(confirmDelay, phase, cmp.Or(reason, "the node might have changed: "+w.unsure[0]+andMore(len(w.unsure)-1)))
 	}
 	if phase == Serving && len(w.unsure) == 0 && len(w.closed) == 0 && w.node == "" {
-		r.settled()
+		r.complete()
 		return
 	}
 	r.wait(phase, reason, delay)
@@ -257,8 +257,8 @@ func (r *reconciler) enable(claim gate.Claim) {
 	r.do(enable{claim})
 }
 
-// settled: the node is in the desired state, and all its functions are offered.
-func (r *reconciler) settled() {
+// complete: the node is in the desired state, and all its functions are offered.
+func (r *reconciler) complete() {
 	r.wait(Serving, "", r.rules.Resync)
 	for _, c := range r.conditions {
 		if left := c.well.Add(forgetAfter).Sub(r.now); left > 0 {

@@ -11,25 +11,36 @@
 //
 //	observe   read the node, then the kubelet: which pods hold functions, which are allocatable
 //	plan      pure: the steps from the observed to the desired state (package plan)
+//	enable    a claim that closes the functions that differ, and offers the others
 //	withdraw  close the gate; the plugin acknowledges that no device is offered
 //	record    persist that steps begin, so that a process after a crash withdraws first
 //	apply     run one step, then the next; after the last one observe and plan again
-//	enable    no steps left: open the gate for uid, generation and config hash
+//	enable    no steps left: offer all for uid, generation and config hash
 //
 // At most one of observe, record and apply runs at a time. A new desired state,
 // a withdrawal and a suspended process make a running observation obsolete.
 //
 // # Mode apply
 //
-// The daemon configures the node. The gate covers the whole node: a PF with a
-// problem blocks the others. A desired state that changes nothing takes over
-// the gate without a withdrawal. While devices are offered, a difference counts
-// only if two observations in a row find it.
+// The daemon configures the node. What a plan closes (plan.Closes) is a pure
+// function of it: a VF, a PF, the PFs of a card, or the whole node. The claim
+// carries the functions, and steps run only on functions that the plugin has
+// acknowledged as withdrawn and that, observed after that, no pod holds. A
+// desired state that changes nothing takes over the gate without a withdrawal.
+// While a function is offered, a difference counts only if two observations in a
+// row find it.
 //
-// If a pod holds a function that a step disturbs, the whole plan is blocked,
-// unless forced. The gate stays closed meanwhile, as with a cordon: otherwise
-// pods would get functions that are about to change. If the kubelet does not
-// answer, nothing is changed either.
+// If a pod holds a function that a step disturbs, the step waits, unless forced.
+// The function stays closed meanwhile, as with a cordon: otherwise pods would get
+// functions that are about to change. If the kubelet does not answer, nothing is
+// changed either.
+//
+// A PF that drifts again, or whose repair fails, waits (closed.go) with
+// exponential backoff, and the others go on.
+//
+// A plugin that cannot close single functions, or that has not acknowledged it in
+// time, gets a withdrawal of the whole node; so does a process that starts after
+// one that was interrupted during steps.
 //
 // A plugin that cannot acknowledge a withdrawal gets a timeout. If the kubelet
 // still has the functions as allocatable after it, the plugin does not

@@ -67,6 +67,11 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge("steps_left", "Number of steps of the last plan.", float64(len(s.Steps)))
 	gauge("problems", "Number of problems that no step can resolve.", float64(len(s.Problems)))
 	gauge("blocking_functions", "Number of functions that must be changed and that pods hold.", float64(len(s.Held)))
+	gauge("closed_functions", "Number of PFs and VFs that are not offered while others are.", float64(len(s.Closed)))
+	conditions := prometheus.NewDesc(namespace+"condition_count", "Drifts and failed repairs of a PF that was not in the desired state for ten minutes since.", []string{"function"}, nil)
+	for _, c := range s.Conditions {
+		ch <- prometheus.MustNewConstMetric(conditions, prometheus.GaugeValue, float64(c.Count), c.Function)
+	}
 	gauge("unacknowledged", "1 if the plugin could not acknowledge the last withdrawal.", boolGauge(s.Unacknowledged != ""))
 }
 

@@ -81,7 +81,8 @@ func (r Rules) withDefaults() Rules {
 // Phase is a daemon's phase.
 type Phase string
 
-// Devices are offered in Serving only.
+// In mode Follow devices are offered in Serving only. In mode Apply the other
+// phases are of the functions that the claim closes.
 const (
 	Waiting     Phase = "waiting" // no node state
 	Observing   Phase = "looking" // not observed yet

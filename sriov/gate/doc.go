@@ -11,6 +11,10 @@
 // Shutdown or Halt (Forward), and a Resource reports each change (Notify,
 // Reported). Outside controlled mode all resources stay open.
 //
+// A claim can close functions: the Restrict of a Gate withdraws their devices
+// while the resource is open, and has a number like the epoch. A device that moves
+// to a closed function is withdrawn, too, and the acknowledgement with it.
+//
 // Each opening and closing has a number, the epoch. A report carries the epoch
 // reached: a stale one never acknowledges a newer closing. A call admitted
 // before a closing is refused after it, even if the resource is open again.

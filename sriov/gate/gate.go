@@ -238,6 +238,7 @@ func (g *Gate) Status() Status {
 		s.Holding = NotControlled
 	}
 	var failures []string
+	failing := map[string][]string{} // by error
 	for _, name := range g.names() {
 		r := g.resources[name]
 		if r.Phase == Offered {
@@ -245,9 +246,13 @@ func (g *Gate) Status() Status {
 			s.Devices += r.Offered
 		}
 		if g.open && g.configured[name] && r.Error != "" {
-			failures = append(failures, name+": "+r.Error)
+			failing[r.Error] = append(failing[r.Error], name)
 		}
 	}
+	for err, names := range failing {
+		failures = append(failures, strings.Join(names, ", ")+": "+err)
+	}
+	slices.Sort(failures)
 	switch {
 	case g.scanErr != nil:
 		s.Error = g.scanErr.Error()

@@ -133,3 +133,15 @@ func TestTakeoverRestricts(t *testing.T) {
 		t.Error("acknowledged before the new resource")
 	}
 }
+
+func TestErrorOfSeveralResources(t *testing.T) {
+	m := held(t, Claim{})
+	m.Step(noon, Configured{Hash: "h", Resources: []string{"a", "b", "c"}})
+	for name, text := range map[string]string{"a": "no kubelet", "b": "invalid name", "c": "no kubelet"} {
+		m.Step(noon, Reported{Resource: name, Report: Report{Phase: Offered, Epoch: m.epoch, Error: text}})
+	}
+	m.Step(noon, Scanned{Seq: m.scan})
+	if got, want := m.Status().Error, "a, c: no kubelet; b: invalid name"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
