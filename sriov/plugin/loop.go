@@ -102,7 +102,7 @@ func (e resourceEvent) handle(_ *Plugin, now time.Time) []action {
 			r.stream = 0
 		}
 	}
-	return r.step(now, e.ResourceEvent)
+	return r.plugin.stepResource(now, r, e.ResourceEvent)
 }
 
 func (e resourceStopped) handle(p *Plugin, now time.Time) []action {
@@ -125,29 +125,44 @@ func (kubeletStarted) handle(p *Plugin, now time.Time) []action {
 	p.logger.Info("kubelet restarted")
 	var all []action
 	for _, r := range p.resources {
-		all = append(all, r.step(now, gate.KubeletStarted{})...)
+		all = append(all, p.stepResource(now, r, gate.KubeletStarted{})...)
 	}
 	return all
 }
 
-func (p *Plugin) stepGate(now time.Time, e gate.Event) []action {
+// stepGate steps the gate, the resources to which it forwards, and the gate again
+// with their reports.
+func (p *Plugin) stepGate(now time.Time, events ...gate.Event) []action {
 	var all []action
-	for _, a := range p.gate.Step(now, e) {
-		if to, is := a.(gate.Forward); !is {
-			all = append(all, action{nil, a})
-		} else if r := p.resource(to.Resource); r != nil {
-			all = append(all, r.step(now, to.Event)...)
+	for ; len(events) > 0; events = events[1:] {
+		for _, a := range p.gate.Step(now, events[0]) {
+			if to, is := a.(gate.Forward); !is {
+				all = append(all, action{nil, a})
+			} else if r := p.resource(to.Resource); r != nil {
+				actions, reports := r.step(now, to.Event)
+				all, events = append(all, actions...), append(events, reports...)
+			}
 		}
 	}
 	return all
 }
 
-func (r *resource) step(now time.Time, e gate.ResourceEvent) []action {
-	var all []action
+func (p *Plugin) stepResource(now time.Time, r *resource, e gate.ResourceEvent) []action {
+	actions, reports := r.step(now, e)
+	return append(actions, p.stepGate(now, reports...)...)
+}
+
+// A stopped resource's report waits until its socket and registration are gone:
+// the gate might add it again.
+func (r *resource) step(now time.Time, e gate.ResourceEvent) (all []action, reports []gate.Event) {
 	for _, a := range r.machine.Step(now, e) {
-		all = append(all, action{r, a})
+		if n, is := a.(gate.Notify); is && n.Report.Phase != gate.Stopped {
+			reports = append(reports, gate.Reported{Resource: r.name, Report: n.Report})
+		} else {
+			all = append(all, action{r, a})
+		}
 	}
-	return all
+	return all, reports
 }
 
 func (p *Plugin) do(of action) {
@@ -179,8 +194,11 @@ func (p *Plugin) do(of action) {
 		p.answer(a.Call, a)
 	case gate.Send:
 		p.answer(a.Stream, a)
-	case gate.Notify:
-		p.notify(r, a.Report)
+	case gate.Notify: // Stopped
+		p.running.Go(func() {
+			r.stop()
+			p.loop.Send(resourceStopped{r, a.Report})
+		})
 	case gate.Confirm:
 		p.confirm(r, a)
 	case gate.Serve:
@@ -197,19 +215,6 @@ func (p *Plugin) answer(call uint64, a gate.Action) {
 	if in, waits := p.calls.Load(call); waits {
 		in.(inbox).put(a)
 	}
-}
-
-// A stopped resource's report waits until its socket and registration are gone:
-// the gate might add it again.
-func (p *Plugin) notify(r *resource, report gate.Report) {
-	if report.Phase != gate.Stopped {
-		p.loop.Send(gateEvent{Event: gate.Reported{Resource: r.name, Report: report}})
-		return
-	}
-	p.running.Go(func() {
-		r.stop()
-		p.loop.Send(resourceStopped{r, report})
-	})
 }
 
 func (p *Plugin) end(a gate.EndStream) {

@@ -79,7 +79,7 @@ func (a podsAnswered) handle(p *Plugin, now time.Time) []action {
 				c.InUse = append(c.InUse, gate.Held(h))
 			}
 		}
-		all = append(all, q.resource.step(now, c)...)
+		all = append(all, p.stepResource(now, q.resource, c)...)
 	}
 	p.queryPods()
 	return all

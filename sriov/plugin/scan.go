@@ -83,7 +83,7 @@ func (f *scanResult) handle(p *Plugin, now time.Time) []action {
 		for name, o := range f.offers {
 			if r := p.resource(name); r != nil {
 				r.offer.Store(o)
-				all = append(all, r.step(now, gate.Snapshot{Devices: o.devices()})...)
+				all = append(all, p.stepResource(now, r, gate.Snapshot{Devices: o.devices()})...)
 			}
 		}
 		all = append(all, p.stepGate(now, gate.Scanned{Seq: f.seq, Err: f.err})...)
