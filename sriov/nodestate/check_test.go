@@ -93,6 +93,21 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// A mistake in one interface leaves the others valid.
+func TestMistakesByPF(t *testing.T) {
+	spec := Spec{Interfaces: []Interface{
+		{PCIAddress: "0000:3b:00.0", NumVFs: 2, VFGroups: []VFGroup{{VFRange: "0-1", DeviceType: VFIO, IsRDMA: true}}},
+		{PCIAddress: "0000:5e:00.0", NumVFs: 2},
+	}}
+	if m := spec.Mistakes(); len(m) != 1 || m[0].PF != "0000:3b:00.0" || spec.CheckNode() != nil || spec.Check() == nil {
+		t.Errorf("%+v", m)
+	}
+	spec.Interfaces[1].PCIAddress, spec.Interfaces[1].MTU = "5e:00.0", 1
+	if m := spec.Mistakes(); len(m) != 3 || m[1].PF != "" || m[2].PF != "" || spec.CheckNode() == nil {
+		t.Errorf("of which PF is not known: %+v", m)
+	}
+}
+
 func TestParseRange(t *testing.T) {
 	for text, want := range map[string]Range{"0-3": {0, 3}, "2-2": {2, 2}, "65534-65534": {65534, 65534}, "00-07": {0, 7}} {
 		if r, err := ParseRange(text); err != nil || r != want {
