@@ -5,6 +5,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -184,6 +185,14 @@ type Info struct {
 	TrimInterval time.Duration
 	// Further adverse conditions of an attached volume.
 	Conditions []volume.Condition
+}
+
+// refusal is the kind of errors of calls that need a volume which is not Present.
+func (i Info) refusal() errs.Kind {
+	if i.Presence == Unreachable {
+		return errs.Unavailable // the storage can return
+	}
+	return errs.Precondition
 }
 
 // Held is a storage's device in the kernel.

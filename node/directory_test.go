@@ -123,7 +123,8 @@ func TestDirectory(t *testing.T) {
 		t.Errorf("Health: %+v", got)
 	}
 	d.presence = node.Unreachable
-	testkit.WantError(t, "Stats", testkit.Err(n.Stats(ctx, stats)), errs.Precondition, "does not answer")
+	testkit.WantError(t, "Stats", testkit.Err(n.Stats(ctx, stats)), errs.Unavailable, "does not answer")
+	testkit.WantError(t, "Expand", testkit.Err(n.Expand(ctx, node.ExpandRequest{Volume: "v", Path: p.Target})), errs.Unavailable, "does not answer")
 	if got := testkit.Value(n.Health(ctx, "v"))(t); len(got) != 1 || got[0].Reason != node.ReasonStorageUnreachable {
 		t.Errorf("Health: %+v", got)
 	}

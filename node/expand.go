@@ -60,7 +60,7 @@ func (m *Manager) Expand(ctx context.Context, r ExpandRequest) (int64, error) {
 func (m *Manager) growVolume(ctx context.Context, r ExpandRequest, p inUse) error {
 	switch {
 	case p.info.Presence != Present:
-		return errs.Errorf(errs.Precondition, "volume %s cannot be expanded: %w", r.Volume, p.info.Problem)
+		return errs.Errorf(p.info.refusal(), "volume %s cannot be expanded: %w", r.Volume, p.info.Problem)
 	case p.info.Size >= r.Size.Required && !r.Size.Admits(p.info.Size):
 		return errs.Errorf(errs.OutOfRange, "volume %s has %d bytes, which is not within the requested range %s; volumes cannot shrink", r.Volume, p.info.Size, r.Size)
 	case p.info.Size >= r.Size.Required:

@@ -27,7 +27,8 @@ type Stats struct {
 }
 
 // Stats returns a volume's usage. NotFound: the volume is not at that path.
-// Precondition: the device's volume was deleted or damaged.
+// Precondition: the device's volume was deleted or damaged. Unavailable: its
+// storage cannot be reached.
 func (m *Manager) Stats(ctx context.Context, r StatsRequest) (Stats, error) {
 	p, err := m.find(ctx, r.Volume, r.Path)
 	if err != nil {
@@ -35,7 +36,7 @@ func (m *Manager) Stats(ctx context.Context, r StatsRequest) (Stats, error) {
 	}
 	inspected := p.block || p.info.Device.IsDirectory() // statfs of a directory can hang
 	if inspected && p.info.Presence != Present {
-		return Stats{}, errs.Errorf(errs.Precondition, "read the usage of volume %s: %w", r.Volume, p.info.Problem)
+		return Stats{}, errs.Errorf(p.info.refusal(), "read the usage of volume %s: %w", r.Volume, p.info.Problem)
 	}
 	if inspected {
 		total := p.info.Size
