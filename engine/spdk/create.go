@@ -54,6 +54,7 @@ type build struct {
 	settings settings
 	from     *origin // nil: no source
 	chosen   *place  // by this call, which has found no lvol of the name; nil: by an earlier one
+	reads    map[string]read
 }
 
 // origin is the source of a new volume.
@@ -134,9 +135,8 @@ func (b *build) begin(ctx context.Context) (record, error) {
 	if err != nil {
 		return record{}, err
 	}
-	var early map[string]read
 	var reads sync.WaitGroup
-	reads.Go(func() { early = b.readEarly(ctx) })
+	reads.Go(func() { b.reads = b.readEarly(ctx) })
 	places, err := b.places(ctx)
 	if reads.Wait(); err != nil {
 		return record{}, err
@@ -146,7 +146,7 @@ func (b *build) begin(ctx context.Context) (record, error) {
 		Parameters: b.req.Parameters, Attributes: b.settings.attributes, Ephemeral: b.req.Ephemeral,
 		Created: time.Now().UTC().Truncate(time.Millisecond),
 	}
-	if known, err := b.unrecorded(ctx, r, places, early); err != nil || known != nil {
+	if known, err := b.unrecorded(ctx, r, places); err != nil || known != nil {
 		if known != nil {
 			return *known, err
 		}

@@ -44,6 +44,14 @@ func (t *target) unmaps(ctx context.Context, base string) (bool, error) {
 	return bdev.SupportedIO.Unmap, t.explain(err, "read bdev %s of an lvol store", base)
 }
 
+// unmaps uses what this call has read together with the lvols.
+func (b *build) unmaps(ctx context.Context, p place) (bool, error) {
+	if r := b.reads[p.String()]; r.baseErr == nil && r.base.Name != "" && r.base.Name == p.store.BaseBdev {
+		return r.base.SupportedIO.Unmap, nil
+	}
+	return p.target.unmaps(ctx, p.store.BaseBdev)
+}
+
 func (e *Engine) unmapsSoon(ctx context.Context, t *target, base string) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, e.answerTime)
 	defer cancel()
@@ -86,7 +94,7 @@ func (b *build) checkClean(ctx context.Context, p place, size int64) (zeroed boo
 	if b.settings.oldData {
 		return false, nil
 	}
-	unmaps, err := p.target.unmaps(ctx, p.store.BaseBdev)
+	unmaps, err := b.unmaps(ctx, p)
 	if err != nil || unmaps {
 		return false, err
 	}

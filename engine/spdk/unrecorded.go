@@ -11,13 +11,17 @@ import (
 	rpc "github.com/cleatproject/cleat/spdk"
 )
 
-// read is the result of reading the lvol that has the name of the volume.
+// read is the result of reading the lvol of a store that has the name of the
+// volume, and the bdev of the store.
 type read struct {
-	bdev rpc.Bdev
-	err  error
+	bdev    rpc.Bdev
+	err     error
+	base    rpc.Bdev
+	baseErr error
 }
 
-// readLvols reads the lvols of the volume's name in all of these stores at once.
+// readLvols reads the lvols of the volume's name, and the bdevs, of all of these
+// stores at once.
 func (b *build) readLvols(ctx context.Context, places []place) map[string]read {
 	found := make([]read, len(places))
 	var reads sync.WaitGroup
@@ -25,6 +29,9 @@ func (b *build) readLvols(ctx context.Context, places []place) map[string]read {
 		reads.Go(func() {
 			found[i].bdev, found[i].err = p.target.Client.Bdev(ctx, alias(p.store.Name, lvolName(b.req.Name)))
 		})
+		if !b.settings.oldData {
+			reads.Go(func() { found[i].base, found[i].baseErr = p.target.Client.Bdev(ctx, p.store.BaseBdev) })
+		}
 	}
 	reads.Wait()
 	named := map[string]read{}
@@ -56,14 +63,14 @@ func (b *build) readEarly(ctx context.Context) map[string]read {
 // unrecorded returns a volume of this name that is on a target, but not in the
 // database, such as one of spdk-csi. It is recorded. Exists: the name belongs to
 // an lvol that is not what the request describes.
-func (b *build) unrecorded(ctx context.Context, r record, places []place, early map[string]read) (*record, error) {
+func (b *build) unrecorded(ctx context.Context, r record, places []place) (*record, error) {
 	isOpen := func(p place) bool {
-		now, was := early[p.String()]
+		now, was := b.reads[p.String()]
 		return !was || now.err != nil && !errors.Is(now.err, rpc.NotFound)
 	}
-	maps.Copy(early, b.readLvols(ctx, slices.DeleteFunc(slices.Clone(places), func(p place) bool { return !isOpen(p) })))
+	maps.Copy(b.reads, b.readLvols(ctx, slices.DeleteFunc(slices.Clone(places), func(p place) bool { return !isOpen(p) })))
 	for _, p := range places {
-		bdev, err := early[p.String()].bdev, early[p.String()].err
+		bdev, err := b.reads[p.String()].bdev, b.reads[p.String()].err
 		if errors.Is(err, rpc.NotFound) {
 			continue
 		}
