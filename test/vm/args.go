@@ -61,11 +61,11 @@ func serialLine(s Spec, f files) string {
 func DiskNode(i int) string { return "disk" + strconv.Itoa(i) }
 
 // commandLine returns the kernel's parameters. A panic ends QEMU. Emulated
-// timers look broken on a busy host, so the kernel must not check them, nor
-// measure the frequency of the TSC for its clock, which was five times too fast
-// then; the HPET states its frequency. Security modules are off because they slow every system call.
+// timers look broken on a busy host, so the kernel must not check them, nor trust
+// the frequency of the TSC, which it measures: its clock was five times too fast
+// then. The HPET states its frequency. Security modules are off because they slow every system call.
 func commandLine(s Spec) []string {
-	return append([]string{"console=ttyS0", "quiet", "panic=-1", "mitigations=off", "no_timer_check", "clocksource=hpet", "lsm="}, s.KernelArgs...)
+	return append([]string{"console=ttyS0", "quiet", "panic=-1", "mitigations=off", "no_timer_check", "clocksource=hpet", "tsc=unstable", "lsm="}, s.KernelArgs...)
 }
 
 // escape quotes a value for QEMU's comma-separated lists.
