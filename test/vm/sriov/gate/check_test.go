@@ -143,9 +143,9 @@ func (r *rig) withdrawn(why string) {
 	r.Await(why+": nothing is offered", func() bool { return len(offered(r.all())) == 0 })
 }
 
-// check verifies the events since the last check: offers match the desired
-// state, and neither changes of functions nor steps of a daemon overlap with an
-// offer.
+// check verifies the events since the last check: offered functions are in the
+// desired state, and neither changes of a function nor steps of a daemon on it
+// overlap with its offer.
 func (r *rig) check() {
 	r.Helper()
 	all := r.all()
@@ -154,23 +154,23 @@ func (r *rig) check() {
 		switch {
 		case e.Broken != "":
 			r.Errorf("error that would break a kubelet: %s", e.Broken)
-		case len(e.Healthy) > 0 && r.differs(*e.Functions) != "":
-			r.Errorf("%v of %s is offered at %v: %s", e.Healthy, e.Resource, e.At, r.differs(*e.Functions))
+		case len(e.Healthy) > 0 && r.differs(*e.Functions, e.Healthy...) != "":
+			r.Errorf("%v of %s is offered at %v: %s", e.Healthy, e.Resource, e.At, r.differs(*e.Functions, e.Healthy...))
 		}
 	}
 	r.changes(all, spans)
 	for _, s := range r.steps() {
 		for _, o := range spans {
-			if s.begun.Before(o.end) && o.begun.Before(s.end) {
-				r.Errorf("%q from %v to %v, while %s is offered from %v to %v", s.name, s.begun, s.end, o.resource, o.begun, o.end)
+			if (s.device == r.pf || s.device == o.device) && s.begun.Before(o.end) && o.begun.Before(s.end) {
+				r.Errorf("%q from %v to %v, while %s is offered from %v to %v", s.name, s.begun, s.end, o.device, o.begun, o.end)
 			}
 		}
 	}
 	r.checked = len(all)
 }
 
-// changes verifies that no function changed between two reads while devices
-// were offered.
+// changes verifies that no function changed between two reads while it was
+// offered, and the card not while any was.
 func (r *rig) changes(all []Event, spans []span) {
 	r.Helper()
 	var before *Functions
@@ -180,14 +180,20 @@ func (r *rig) changes(all []Event, spans []span) {
 		}
 		if i >= r.checked && before != nil && !same(*before, *e.Functions) {
 			for _, o := range spans {
-				if o.begun.Before(e.Since) && e.At.Before(o.end) {
+				if o.begun.Before(e.Since) && e.At.Before(o.end) && !same(only(*before, o.device), only(*e.Functions, o.device)) {
 					r.Errorf("the functions changed between %v and %v, while %s was offered from %v to %v: from %+v to %+v",
-						e.Since, e.At, o.resource, o.begun, o.end, *before, *e.Functions)
+						e.Since, e.At, o.device, o.begun, o.end, *before, *e.Functions)
 				}
 			}
 		}
 		before = e.Functions
 	}
+}
+
+// only leaves one of the virtual functions.
+func only(f Functions, address string) Functions {
+	f.Virtual = slices.DeleteFunc(slices.Clone(f.Virtual), func(v Virtual) bool { return v.Address != address })
+	return f
 }
 
 // same compares functions, except for network devices that moved to or from a
@@ -205,10 +211,10 @@ func same(a, b Functions) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// span is the duration of a step or an offer.
+// span is the duration of a step on a function, or of the offer of a device.
 type span struct {
-	name, resource string
-	begun, end     time.Time
+	name, device string
+	begun, end   time.Time
 }
 
 // offers returns the time spans of offers. A current offer ends in the future.
@@ -216,19 +222,24 @@ func offers(events []Event) []span {
 	lists := slices.DeleteFunc(slices.Clone(events), func(e Event) bool { return e.Resource == "" })
 	slices.SortStableFunc(lists, func(a, b Event) int { return a.At.Compare(b.At) })
 	begun := map[string]time.Time{}
+	offering := map[string][]string{} // devices by resource
 	var spans []span
 	for _, e := range lists {
-		since, open := begun[e.Resource]
-		switch {
-		case open && len(e.Healthy) == 0:
-			spans = append(spans, span{resource: e.Resource, begun: since, end: e.At})
-			delete(begun, e.Resource)
-		case !open && len(e.Healthy) > 0:
-			begun[e.Resource] = e.At
+		for _, device := range offering[e.Resource] {
+			if !slices.Contains(e.Healthy, device) {
+				spans = append(spans, span{device: device, begun: begun[device], end: e.At})
+				delete(begun, device)
+			}
 		}
+		for _, device := range e.Healthy {
+			if _, open := begun[device]; !open {
+				begun[device] = e.At
+			}
+		}
+		offering[e.Resource] = e.Healthy
 	}
-	for _, resource := range slices.Sorted(maps.Keys(begun)) {
-		spans = append(spans, span{resource: resource, begun: begun[resource], end: begun[resource].Add(time.Hour)})
+	for _, device := range slices.Sorted(maps.Keys(begun)) {
+		spans = append(spans, span{device: device, begun: begun[device], end: begun[device].Add(time.Hour)})
 	}
 	return spans
 }
@@ -239,9 +250,9 @@ func (r *rig) steps() []span {
 	var all []span
 	for _, line := range r.daemonLog() {
 		var said struct {
-			Time      time.Time
-			Msg, Step string
-			Duration  string // as 0.0125s
+			Time                time.Time
+			Msg, Step, Function string
+			Duration            string // as 0.0125s
 		}
 		if json.Unmarshal([]byte(line), &said) != nil || said.Msg != "step done" && said.Msg != "step failed" {
 			continue
@@ -250,7 +261,7 @@ func (r *rig) steps() []span {
 		if err != nil {
 			r.Fatalf("parse the duration of a step: %v", err)
 		}
-		all = append(all, span{name: said.Step, begun: said.Time.Add(-took), end: said.Time})
+		all = append(all, span{name: said.Step, device: said.Function, begun: said.Time.Add(-took), end: said.Time})
 	}
 	slices.SortStableFunc(all, func(a, b span) int { return cmp.Or(a.begun.Compare(b.begun), a.end.Compare(b.end)) })
 	return all
