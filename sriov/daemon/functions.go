@@ -105,7 +105,7 @@ func (t *tracker) accept(spec nodestate.Spec, o observation, inPods []plan.Entry
 	if t.saved.Unchecked == "" && len(t.saved.Accepted) == 0 {
 		return
 	}
-	p := plan.Compute(spec, o.state, plan.Options{GUIDs: o.guids})
+	p := plan.Compute(spec, o.state, plan.Options{GUIDs: o.guids, Accept: plan.Kinds()})
 	notObserved := func(u plan.Unmet) bool {
 		return slices.ContainsFunc(inPods, func(v plan.Entry) bool { return v.Address == u.Function })
 	}

@@ -181,6 +181,23 @@ func TestAcceptedAtUpgrade(t *testing.T) {
 	}
 }
 
+// What a step could provide is accepted once, too: the step would close the PF.
+func TestAcceptedAtUpgradeOfAPF(t *testing.T) {
+	spec := nodestate.Spec{Interfaces: []nodestate.Interface{{PCIAddress: pf0, NumVFs: 1, ESwitchMode: nodestate.Switchdev}}}
+	tr := newTracker(Functions{Unchecked: spec.Hash()})
+	for n, c := range []struct {
+		offload string
+		want    int
+	}{{nodestate.Off, 1}, {nodestate.Off, 1}, {nodestate.On, 0}, {nodestate.Off, 0}} {
+		state := plan.State{PFs: []plan.PF{{Address: pf0, Netdev: "ens1", Driver: "ice", Link: plan.Ether, Up: true, TotalVFs: 1, NumVFs: 1,
+			ESwitch: nodestate.Switchdev, TCOffload: c.offload, VFs: []plan.VF{{Address: vfAddress(pf0, 0)}}}}}
+		tr.observe(spec, observation{state: state})
+		if got := tr.saved.Accepted; len(got) != c.want || tr.saved.Unchecked != "" {
+			t.Errorf("observation %d: %+v, want %d accepted, and no more that are", n, tr.saved, c.want)
+		}
+	}
+}
+
 // A function with what a pod left is offered again when that is removed.
 func TestPodLeavesVLAN(t *testing.T) {
 	r := newRig(t, Apply)

@@ -51,6 +51,7 @@ var configuration = []struct {
 	{plan.SetVDPA{Address: vf1}, func(r *rig) bool { return r.virtual(1).VDPA == "" }},
 	{plan.SetMAC{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, MAC: "00:00:00:00:00:00"}, func(r *rig) bool { return r.virtual(1).AdminMAC == "" }},
 	{plan.SetESwitch{PF: pf2Address, Mode: nodestate.Switchdev}, func(r *rig) bool { return r.read().PFs[1].ESwitch == nodestate.Switchdev }},
+	{plan.SetTCOffload{PF: pf2Address}, func(r *rig) bool { return r.read().PFs[1].TCOffload == nodestate.On }},
 	{plan.SetNumVFs{PF: pfAddress}, func(r *rig) bool { return r.read().PFs[0].NumVFs == 0 }},
 }
 
@@ -192,6 +193,17 @@ func TestReadSwitchdev(t *testing.T) {
 	if _, err := r.host.Read(t.Context()); strings.Count(fmt.Sprint(err), "input/output error") != 2 {
 		t.Errorf("%v", err)
 	}
+}
+
+// A driver that refuses to offload is named, with what its user can do.
+func TestTCOffloadRefused(t *testing.T) {
+	r := newRig(t)
+	r.tree.TCOffload("ib0", plan.Fixed)
+	testkit.WantError(t, "fixed", r.host.Do(t.Context(), plan.SetTCOffload{PF: pf2Address}), nil,
+		pf2Address, `hw-tc-offload of ib0 is "fixed"`, "--accept=hw-tc-offload")
+	r.tree.TCOffload("ib0", nodestate.Off)
+	r.tree.Fault(sysfstest.Fault{On: "netlink SetTCOffload ib0", Err: unix.EBUSY})
+	testkit.WantError(t, "refused", r.host.Do(t.Context(), plan.SetTCOffload{PF: pf2Address}), unix.EBUSY, "--accept=hw-tc-offload")
 }
 
 func TestReadIncomplete(t *testing.T) {

@@ -58,8 +58,9 @@ type Network interface {
 	// legacy, switchdev, or "" if not reported.
 	ESwitch(ctx context.Context, address string) (string, error)
 	SetESwitch(ctx context.Context, address, mode string) error
-	// on, off, or "" if not reported.
+	// on, off, fixed, or "" if not reported.
 	TCOffload(ctx context.Context, name string) (string, error)
+	SetTCOffload(ctx context.Context, name string) error
 	// dmfs, smfs, or "" if not reported.
 	FlowSteering(ctx context.Context, address string) (string, error)
 
@@ -135,6 +136,8 @@ func (h *Host) execute(ctx context.Context, c *call, s plan.Step) error {
 		return h.setNumVFs(ctx, c, s)
 	case plan.SetESwitch:
 		return h.setESwitch(ctx, c, s)
+	case plan.SetTCOffload:
+		return acceptable(h.setTCOffload(ctx, c, s), plan.UnmetOffload)
 	case plan.SetMTU:
 		return h.setMTU(ctx, c, s)
 	case plan.SetUp:

@@ -75,6 +75,37 @@ func (h *Host) setESwitch(ctx context.Context, c *call, s plan.SetESwitch) error
 	})
 }
 
+func (h *Host) setTCOffload(ctx context.Context, c *call, s plan.SetTCOffload) error {
+	f, err := h.function(s.PF)
+	if err != nil {
+		return err
+	}
+	defer f.dir.Close()
+	netdev, err := f.netdev()
+	if err != nil {
+		return err
+	}
+	return ensure(func(bool) (string, error) {
+		c.setCurrent("read hw-tc-offload of %s", netdev)
+		state, err := h.config.Network.TCOffload(ctx, netdev)
+		if err != nil || state == nodestate.On {
+			return "", err
+		}
+		return fmt.Sprintf("hw-tc-offload of %s is %q", netdev, state), nil
+	}, func() error {
+		c.setCurrent("turn on hw-tc-offload of %s", netdev)
+		return h.config.Network.SetTCOffload(ctx, netdev)
+	})
+}
+
+// acceptable adds how functions are offered although the driver refuses a step.
+func acceptable(err error, kind string) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w, or accept it: --accept=%s", err, kind)
+}
+
 func (h *Host) changeEntry(ctx context.Context, c *call, e plan.Entry, wrong func(v netlinks.VF, changed bool) string, change func(netdev string) error) error {
 	netdev, err := h.uplink(e)
 	if err != nil {

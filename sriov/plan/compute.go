@@ -30,6 +30,7 @@ import (
 //     changes the rest.
 //   - What the network of an ended pod left on a function (Options.Baselines) is
 //     reset. An address that another function or the PF has, too, is replaced.
+//   - hw-tc-offload of a PF in switchdev mode is turned on last.
 //   - What the desired state asks for and no step provides (Plan.Unmet) is a
 //     problem, unless accepted.
 //   - Functions without a group are left alone.
@@ -156,7 +157,7 @@ func (p *planner) pf(i nodestate.Interface, pf PF) {
 		p.rebuild(i, pf)
 	} else {
 		p.functions(i, pf)
-		p.checkSwitch(i, pf)
+		p.configureSwitch(i, pf)
 	}
 }
 

@@ -59,7 +59,7 @@ func (m *fakeKernel) do(s Step, touches []string) {
 		m.mustBe(!slices.ContainsFunc(pf.VFs, func(v VF) bool { return !touched(v) }), s, "it removes functions that are not in Touches")
 		m.mustBe(pf.Driver != "ice" || pf.NumVFs == 0, s, "ice has functions")
 		m.mustBe(!slices.ContainsFunc(pf.VFs, func(v VF) bool { return v.Driver != "" }), s, "a function has a driver")
-		pf.ESwitch = s.Mode
+		pf.ESwitch, pf.TCOffload = s.Mode, drawOffload(m.t, s.Mode)
 		// Some drivers recreate the network device.
 		if rapid.Bool().Draw(m.t, "device again") {
 			pf.MTU, pf.Up = 1500, false
@@ -72,6 +72,9 @@ func (m *fakeKernel) do(s Step, touches []string) {
 		}
 		m.mustBe(pf.Netdev != "" && s.MTU > pf.MTU, s, "no device, or no more than it has")
 		pf.MTU = s.MTU
+	case SetTCOffload:
+		m.mustBe(pf.ESwitch == nodestate.Switchdev && pf.TCOffload == nodestate.Off, s, "not in switchdev mode, or not off")
+		pf.TCOffload = nodestate.On
 	case SetUp:
 		m.mustBe(vf == nil && pf.Netdev != "", s, "no device of a PF")
 		pf.Up = true
@@ -87,6 +90,14 @@ func (m *fakeKernel) do(s Step, touches []string) {
 	default:
 		m.table(s, pf, vf)
 	}
+}
+
+// drawOffload draws hw-tc-offload after a change of the mode.
+func drawOffload(t *rapid.T, mode string) string {
+	if mode != nodestate.Switchdev {
+		return ""
+	}
+	return rapid.SampledFrom([]string{"", nodestate.On, nodestate.Off, nodestate.Off, Fixed}).Draw(t, "offload")
 }
 
 func (m *fakeKernel) table(s Step, pf *PF, vf *VF) {

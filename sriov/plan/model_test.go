@@ -40,7 +40,11 @@ func checkPlansConverge(t *rapid.T) {
 			}
 		}
 	}
-	o.Baselines, o.Accept = drawBaselines(t, m.state, o.Held), Kinds()
+	// No step provides the others.
+	o.Baselines, o.Accept = drawBaselines(t, m.state, o.Held), []string{UnmetBridge, UnmetDriver, UnmetGUID, UnmetRDMA}
+	if rapid.Bool().Draw(t, "accept") {
+		o.Accept = Kinds()
+	}
 	for _, i := range spec.Interfaces {
 		for index := range i.NumVFs {
 			if g, ok := i.Group(index); ok {
@@ -184,7 +188,7 @@ func drawPF(t *rapid.T, m *fakeKernel, n int) PF {
 	if number := rapid.IntRange(0, pf.TotalVFs).Draw(t, "numvfs"); number > 0 {
 		m.number(SetNumVFs{PF: pf.Address, Number: number}, &pf)
 	}
-	pf.ESwitch = mode
+	pf.ESwitch, pf.TCOffload = mode, drawOffload(t, mode)
 	for n := range pf.VFs {
 		drawVF(t, m, &pf, &pf.VFs[n])
 	}
@@ -283,6 +287,9 @@ func checkDesired(t *rapid.T, m *fakeKernel, i nodestate.Interface, pf PF, o Opt
 	}
 	if pf.Netdev != "" && (!pf.Up || pf.MTU < i.MTU) {
 		t.Fatalf("up or MTU: %+v, want %+v", pf, i)
+	}
+	if !i.ExternallyManaged && i.NumVFs > 0 && i.Mode() == nodestate.Switchdev && pf.TCOffload == nodestate.Off && !slices.Contains(o.Accept, UnmetOffload) {
+		t.Fatalf("it does not offload: %+v", pf)
 	}
 	for _, v := range pf.VFs {
 		g, ok := i.Group(v.Index)

@@ -14,7 +14,8 @@ type Plan struct {
 	Touches []string
 	// Differences that no step resolves.
 	Problems []Finding
-	// What no step provides, accepted or not; unless accepted, also in Problems.
+	// What the node lacks and no step of this plan provides; unless accepted, also
+	// in Problems.
 	Unmet []Unmet
 	// Differences that are left alone and do not block the plan.
 	Notes []Finding
@@ -40,8 +41,7 @@ func (f Finding) String() string {
 	return f.Text
 }
 
-// Unmet is what the desired state asks for, the node does not have, and no step
-// provides.
+// Unmet is what the desired state asks for and the node does not have.
 type Unmet struct {
 	PF       string
 	Function string // "": the whole PF
@@ -62,9 +62,9 @@ type Options struct {
 	Baselines map[string]VF
 	// KeepResidue leaves what pods' networks left, with a note.
 	KeepResidue bool
-	// Kinds of Unmet that do not block.
+	// Kinds of Unmet that do not block. No step provides them.
 	Accept []string
-	// Single ones that do not block.
+	// Single ones, likewise.
 	Accepted []Unmet
 	// PFs whose functions were just created. Their drivers' random addresses
 	// are set explicitly, so that the functions keep them.
@@ -109,10 +109,13 @@ type PF struct {
 	TotalVFs       int
 	NumVFs         int
 	ESwitch        string // "": not reported, treated as legacy
-	TCOffload      string // on, off; "": not reported, or not in mode switchdev
+	TCOffload      string // on, off, Fixed; "": not reported, or not in mode switchdev
 	FlowSteering   string // dmfs, smfs; "": not reported, or not in mode switchdev
 	VFs            []VF   // by index
 }
+
+// Fixed is off, and the driver does not let it be changed.
+const Fixed = "fixed"
 
 // VF is a virtual function.
 type VF struct {

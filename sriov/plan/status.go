@@ -70,7 +70,7 @@ func NotDone(spec nodestate.Spec) []string {
 		pfs  []string
 		text string
 	}{
-		{switchdev, "switchdev mode: hw-tc-offload and the flow steering mode smfs are checked, but not set; set them with ethtool and devlink"},
+		{switchdev, "switchdev mode: the flow steering mode smfs is checked, but not set; set it with devlink"},
 		{vfio, "vfio-pci: kernel arguments (intel_iommu=on, iommu=pt) are not set, and the node is not rebooted for them"},
 		{made, "udev rules, NetworkManager and firmware are not configured, and the node is neither drained nor rebooted"},
 	} {

@@ -22,6 +22,10 @@ func Kinds() []string {
 	return []string{UnmetOffload, UnmetSteering, UnmetBridge, UnmetDriver, UnmetGUID, UnmetRDMA}
 }
 
+func (p *planner) accepts(u Unmet) bool {
+	return slices.Contains(p.options.Accept, u.Kind) || slices.Contains(p.options.Accepted, u)
+}
+
 func (p *planner) unmet(u Unmet, format string, args ...any) {
 	p.plan.Unmet = append(p.plan.Unmet, u)
 	found := Finding{PF: u.PF, Function: u.Function, Text: fmt.Sprintf(format, args...)}
@@ -41,14 +45,19 @@ func (p *planner) unmet(u Unmet, format string, args ...any) {
 // mellanox is a PCI vendor.
 const mellanox = "15b3"
 
-// checkSwitch checks what the operator sets on PFs in switchdev mode.
-func (p *planner) checkSwitch(i nodestate.Interface, pf PF) {
+// configureSwitch has what the operator sets on PFs in switchdev mode, unless they
+// are externally managed.
+func (p *planner) configureSwitch(i nodestate.Interface, pf PF) {
 	if i.NumVFs == 0 || i.Mode() != nodestate.Switchdev {
 		return
 	}
-	if pf.TCOffload == nodestate.Off {
-		p.unmet(Unmet{PF: pf.Address, Kind: UnmetOffload},
-			"eSwitchMode is %q, but hw-tc-offload is off: run ethtool -K %s hw-tc-offload on", nodestate.Switchdev, pf.Netdev)
+	switch u := (Unmet{PF: pf.Address, Kind: UnmetOffload}); {
+	case pf.TCOffload == Fixed:
+		p.unmet(u, "eSwitchMode is %q, but hw-tc-offload is off and the driver %q cannot turn it on: use a card or a driver that offloads tc rules", nodestate.Switchdev, pf.Driver)
+	case pf.TCOffload == nodestate.Off && (i.ExternallyManaged || p.accepts(u)):
+		p.unmet(u, "eSwitchMode is %q, but hw-tc-offload is off: run ethtool -K %s hw-tc-offload on", nodestate.Switchdev, pf.Netdev)
+	case pf.TCOffload == nodestate.Off:
+		p.do(SetTCOffload{PF: pf.Address})
 	}
 	if pf.Vendor == mellanox && pf.FlowSteering != "" && pf.FlowSteering != "smfs" {
 		p.unmet(Unmet{PF: pf.Address, Kind: UnmetSteering},

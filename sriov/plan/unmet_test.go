@@ -26,7 +26,11 @@ func TestUnmet(t *testing.T) {
 		notes  int
 	}{
 		"switchdev": {change: switchdev},
-		"offload":   {func(spec *nodestate.Spec, s *State) { switchdev(spec, s); s.PFs[0].TCOffload = nodestate.Off }, Unmet{pf0, "", UnmetOffload}, 0},
+		"offload":   {func(spec *nodestate.Spec, s *State) { switchdev(spec, s); s.PFs[0].TCOffload = Fixed }, Unmet{pf0, "", UnmetOffload}, 0},
+		"offload, external": {func(spec *nodestate.Spec, s *State) {
+			switchdev(spec, s)
+			spec.Interfaces[0].ExternallyManaged, s.PFs[0].TCOffload = true, nodestate.Off
+		}, Unmet{pf0, "", UnmetOffload}, 0},
 		"not reported": {func(spec *nodestate.Spec, s *State) {
 			switchdev(spec, s)
 			s.PFs[0].TCOffload, s.PFs[0].FlowSteering = "", ""
@@ -63,6 +67,39 @@ func TestUnmet(t *testing.T) {
 				t.Errorf("%+v", p)
 			}
 			for _, o := range []Options{{Accept: []string{c.want.Kind}}, {Accepted: []Unmet{c.want}}} {
+				if p := Compute(spec, s, o); !p.Done() || len(p.Unmet) != 1 || len(p.Notes) != 1 {
+					t.Errorf("accepted: %+v", p)
+				}
+			}
+			if f := Follow(spec, s, Options{}); !f.Done() {
+				t.Errorf("mode follow: %+v", f)
+			}
+		})
+	}
+}
+
+// What a step can provide is provided, and closes the PF until then, unless it is
+// accepted as it is.
+func TestProvide(t *testing.T) {
+	spec, s := one(1, group("0-0")), State{PFs: []PF{ready(1)}}
+	pf := &s.PFs[0]
+	spec.Interfaces[0].ESwitchMode, pf.ESwitch, pf.Vendor = nodestate.Switchdev, nodestate.Switchdev, mellanox
+	for kind, c := range map[string]struct {
+		offload string
+		step    Step
+	}{
+		UnmetOffload: {nodestate.Off, SetTCOffload{pf0}},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			pf.TCOffload = c.offload
+			p := Compute(spec, s, Options{Held: []string{vfAddress(0)}})
+			if len(p.Steps) != 1 || p.Steps[0] != c.step || len(p.Problems)+len(p.Unmet)+len(p.Touches) > 0 {
+				t.Errorf("%+v", p)
+			}
+			if closed, node := p.Closes(s); len(closed) != 1 || closed[pf0] == "" || node != "" {
+				t.Errorf("closes %v, %q, want the PF", closed, node)
+			}
+			for _, o := range []Options{{Accept: []string{kind}}, {Accepted: []Unmet{{PF: pf0, Kind: kind}}}} {
 				if p := Compute(spec, s, o); !p.Done() || len(p.Unmet) != 1 || len(p.Notes) != 1 {
 					t.Errorf("accepted: %+v", p)
 				}

@@ -69,19 +69,30 @@ func (Kernel) FlowSteering(ctx context.Context, address string) (string, error) 
 	return mode, fail("read the flow steering mode of", subject{function: address}, err)
 }
 
-// TCOffload reports whether a link offloads tc rules (hw-tc-offload): on, off, or
-// "" if not reported.
+// tcOffload is a feature of ethtool.
+const tcOffload = "hw-tc-offload"
+
+// TCOffload reports whether a link offloads tc rules (hw-tc-offload): on, off,
+// fixed if it is off and the driver does not let it be changed, or "" if not
+// reported.
 func (Kernel) TCOffload(ctx context.Context, name string) (string, error) {
-	on, err := ethtool.Feature(ctx, name, "hw-tc-offload")
+	state, err := ethtool.Feature(ctx, name, tcOffload)
 	switch {
 	case errors.Is(err, ethtool.ErrUnsupported):
 		return "", nil
 	case err != nil:
 		return "", fail("read hw-tc-offload of", subject{link: name}, err)
-	case on:
+	case state.Active:
 		return "on", nil
+	case !state.Changeable:
+		return "fixed", nil
 	}
 	return "off", nil
+}
+
+// SetTCOffload makes a link offload tc rules.
+func (Kernel) SetTCOffload(ctx context.Context, name string) error {
+	return fail("turn on hw-tc-offload of", subject{link: name}, ethtool.SetFeature(ctx, name, tcOffload, true))
 }
 
 // AddVDPA creates a vDPA device on a function.

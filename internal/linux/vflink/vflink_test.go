@@ -60,6 +60,7 @@ func TestRefusals(t *testing.T) {
 		"link state":           {k.SetLinkState(ctx, "nic", 0, 2), unix.EOPNOTSUPP, []string{"link state to 2"}},
 		"GUID":                 {k.SetGUIDs(ctx, "nic", 0, 0x11, 0x22), unix.EOPNOTSUPP, []string{"0000000000000011", "0000000000000022"}},
 		"index":                {k.SetTrust(ctx, "nic", -1, true), unix.EINVAL, []string{"VF -1"}},
+		"offload of no link":   {k.SetTCOffload(ctx, "none"), unix.ENODEV, []string{"hw-tc-offload", "none", "network namespace"}},
 		"switch mode":          {k.SetESwitch(ctx, "0000:3b:00.0", "hub"), nil, []string{"hub", "switchdev"}},
 		"switch of nothing":    {k.SetESwitch(ctx, "ffff:ff:1f.7", "switchdev"), nil, []string{"switchdev", "ffff:ff:1f.7"}},
 		"address":              {k.SetESwitch(ctx, "../3b", "legacy"), nil, []string{"../3b", "0000:3b:02.1"}},
@@ -80,7 +81,7 @@ func TestRefusals(t *testing.T) {
 			}
 		})
 	}
-	if on, err := k.TCOffload(ctx, "nic"); on != "off" || err != nil {
+	if on, err := k.TCOffload(ctx, "nic"); on != "fixed" || err != nil {
 		t.Errorf("hw-tc-offload of a veth: %q, %v", on, err)
 	}
 	if mode, err := k.FlowSteering(ctx, "ffff:ff:1f.7"); mode != "" || err != nil {
@@ -104,7 +105,7 @@ func TestEndedContext(t *testing.T) {
 	for name, err := range map[string]error{
 		"Link": second(k.Link(ctx, "lo")), "SetMTU": k.SetMTU(ctx, "lo", 65536), "SetESwitch": k.SetESwitch(ctx, "ffff:ff:1f.7", "legacy"),
 		"ESwitch": second(k.ESwitch(ctx, "ffff:ff:1f.7")), "AddVDPA": k.AddVDPA(ctx, "vdpa9", "ffff:ff:1f.7"), "DeleteVDPA": k.DeleteVDPA(ctx, "vdpa9"),
-		"RDMAMode": second(k.RDMAMode(ctx)),
+		"RDMAMode": second(k.RDMAMode(ctx)), "SetTCOffload": k.SetTCOffload(ctx, "lo"),
 	} {
 		testkit.WantError(t, name, err, context.Canceled)
 	}

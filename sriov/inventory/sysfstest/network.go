@@ -1,6 +1,7 @@
 package sysfstest
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"slices"
@@ -170,10 +171,30 @@ func (n Network) SetESwitch(ctx context.Context, address, mode string) error {
 	})
 }
 
-// TCOffload is off, as after a driver's start.
+// TCOffload is off, as after a driver's start, or as set.
 func (n Network) TCOffload(ctx context.Context, name string) (state string, err error) {
-	err = n.do(ctx, "TCOffload", name, func() error { state = "off"; return nil })
+	err = n.do(ctx, "TCOffload", name, func() error {
+		state = cmp.Or(n.Tree.offload[name], "off")
+		return nil
+	})
 	return state, err
+}
+
+// SetTCOffload changes nothing if the feature is fixed, like the kernel.
+func (n Network) SetTCOffload(ctx context.Context, name string) error {
+	return n.do(ctx, "SetTCOffload", name, func() error {
+		if n.Tree.offload[name] != "fixed" {
+			n.Tree.offload[name] = "on"
+		}
+		return nil
+	})
+}
+
+// TCOffload sets the state of hw-tc-offload of a link: on, off, fixed.
+func (t *Tree) TCOffload(name, state string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.offload[name] = state
 }
 
 // FlowSteering is the default of mlx5_core.
