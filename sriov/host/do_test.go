@@ -50,6 +50,7 @@ var configuration = []struct {
 	{plan.SetVDPA{Address: vf1, Type: "virtio"}, func(r *rig) bool { return r.virtual(1).VDPA == "virtio" }},
 	{plan.SetVDPA{Address: vf1}, func(r *rig) bool { return r.virtual(1).VDPA == "" }},
 	{plan.SetMAC{Entry: plan.Entry{PF: pfAddress, VF: 1, Address: vf1}, MAC: "00:00:00:00:00:00"}, func(r *rig) bool { return r.virtual(1).AdminMAC == "" }},
+	{plan.SetFlowSteering{PF: pf2Address, Mode: plan.SMFS}, func(r *rig) bool { return r.read().PFs[1].FlowSteering == plan.SMFS }},
 	{plan.SetESwitch{PF: pf2Address, Mode: nodestate.Switchdev}, func(r *rig) bool { return r.read().PFs[1].ESwitch == nodestate.Switchdev }},
 	{plan.SetTCOffload{PF: pf2Address}, func(r *rig) bool { return r.read().PFs[1].TCOffload == nodestate.On }},
 	{plan.SetNumVFs{PF: pfAddress}, func(r *rig) bool { return r.read().PFs[0].NumVFs == 0 }},
@@ -148,7 +149,7 @@ func TestRead(t *testing.T) {
 		},
 		{
 			Address: pf2Address, Vendor: "15b3", Device: "1017", Driver: "mlx5_core", Netdev: "ib0", Names: []string{"ib0"},
-			Link: plan.InfiniBand, MTU: 1500, TotalVFs: 4, NumVFs: 1, ESwitch: nodestate.Legacy, VFs: []plan.VF{
+			Link: plan.InfiniBand, MTU: 1500, TotalVFs: 4, NumVFs: 1, ESwitch: nodestate.Legacy, FlowSteering: "dmfs", VFs: []plan.VF{
 				{
 					Index: 0, Address: ib, Device: "1018", Driver: "mlx5_core", Netdev: "ib0v0", MTU: 1500, Known: true, SpoofCheck: true,
 					GUIDs: true, NodeGUID: "00:11:22:33:44:55:66:77", PortGUID: "00:11:22:33:44:55:66:77", RDMA: []string{"mlx5_2"}, VDPA: "vhost",
@@ -178,11 +179,12 @@ func TestInstance(t *testing.T) {
 	testkit.WantError(t, "Read", testkit.Err(r.host.Read(t.Context())), os.ErrNotExist, "boot ID")
 }
 
-// What the operator sets in mode switchdev is read in that mode only.
+// hw-tc-offload is read in mode switchdev only, the flow steering mode of each
+// embedded switch.
 func TestReadSwitchdev(t *testing.T) {
 	r := newRig(t)
-	if pf := r.read().PFs[1]; pf.TCOffload != "" || pf.FlowSteering != "" {
-		t.Errorf("mode legacy: %+v", pf)
+	if pfs := r.read().PFs; pfs[1].TCOffload != "" || pfs[1].FlowSteering != "dmfs" || pfs[0].FlowSteering != "" {
+		t.Errorf("mode legacy: %+v", pfs)
 	}
 	r.do(plan.SetESwitch{PF: pf2Address, Mode: nodestate.Switchdev})
 	if pf := r.read().PFs[1]; pf.TCOffload != "off" || pf.FlowSteering != "dmfs" {
@@ -195,9 +197,12 @@ func TestReadSwitchdev(t *testing.T) {
 	}
 }
 
-// A driver that refuses to offload is named, with what its user can do.
-func TestTCOffloadRefused(t *testing.T) {
+// The error of a driver that refuses what switchdev needs says what to do.
+func TestSwitchdevRefused(t *testing.T) {
 	r := newRig(t)
+	r.do(plan.SetESwitch{PF: pf2Address, Mode: nodestate.Switchdev})
+	testkit.WantError(t, "smfs in mode switchdev", r.host.Do(t.Context(), plan.SetFlowSteering{PF: pf2Address, Mode: plan.SMFS}), unix.EOPNOTSUPP,
+		pf2Address, "smfs", "--accept=flow-steering")
 	r.tree.TCOffload("ib0", plan.Fixed)
 	testkit.WantError(t, "fixed", r.host.Do(t.Context(), plan.SetTCOffload{PF: pf2Address}), nil,
 		pf2Address, `hw-tc-offload of ib0 is "fixed"`, "--accept=hw-tc-offload")

@@ -63,6 +63,7 @@ type Network interface {
 	SetTCOffload(ctx context.Context, name string) error
 	// dmfs, smfs, or "" if not reported.
 	FlowSteering(ctx context.Context, address string) (string, error)
+	SetFlowSteering(ctx context.Context, address, mode string) error
 
 	AddVDPA(ctx context.Context, name, address string) error
 	DeleteVDPA(ctx context.Context, name string) error
@@ -136,6 +137,8 @@ func (h *Host) execute(ctx context.Context, c *call, s plan.Step) error {
 		return h.setNumVFs(ctx, c, s)
 	case plan.SetESwitch:
 		return h.setESwitch(ctx, c, s)
+	case plan.SetFlowSteering:
+		return acceptable(h.setFlowSteering(ctx, c, s), plan.UnmetSteering)
 	case plan.SetTCOffload:
 		return acceptable(h.setTCOffload(ctx, c, s), plan.UnmetOffload)
 	case plan.SetMTU:

@@ -75,6 +75,20 @@ func (h *Host) setESwitch(ctx context.Context, c *call, s plan.SetESwitch) error
 	})
 }
 
+func (h *Host) setFlowSteering(ctx context.Context, c *call, s plan.SetFlowSteering) error {
+	return ensure(func(bool) (string, error) {
+		c.setCurrent("read the flow steering mode of %s", s.PF)
+		mode, err := h.config.Network.FlowSteering(ctx, s.PF)
+		if err != nil || mode == s.Mode {
+			return "", err
+		}
+		return fmt.Sprintf("the flow steering mode is %q", mode), nil
+	}, func() error {
+		c.setCurrent("set the flow steering mode of %s", s.PF)
+		return h.config.Network.SetFlowSteering(ctx, s.PF, s.Mode)
+	})
+}
+
 func (h *Host) setTCOffload(ctx context.Context, c *call, s plan.SetTCOffload) error {
 	f, err := h.function(s.PF)
 	if err != nil {

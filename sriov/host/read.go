@@ -135,10 +135,13 @@ func (s *scan) pf(ctx context.Context, f inventory.Function, virtual []inventory
 		pf.Up = link.Up
 	}
 	if pf.Netdev != "" && pf.ESwitch == nodestate.Switchdev {
-		s.c.setCurrent("read how the embedded switch of %s offloads", f.Address)
+		s.c.setCurrent("read hw-tc-offload of %s", pf.Netdev)
 		if pf.TCOffload, err = s.h.config.Network.TCOffload(ctx, pf.Netdev); err != nil {
 			s.problem(f.Address, err)
 		}
+	}
+	if pf.ESwitch != "" {
+		s.c.setCurrent("read the flow steering mode of %s", f.Address)
 		if pf.FlowSteering, err = s.h.config.Network.FlowSteering(ctx, f.Address); err != nil {
 			s.problem(f.Address, err)
 		}

@@ -153,6 +153,10 @@ func (c counted) SetESwitch(ctx context.Context, address, mode string) error {
 	return c.then(func() error { return c.Network.SetESwitch(ctx, address, mode) })
 }
 
+func (c counted) SetFlowSteering(ctx context.Context, address, mode string) error {
+	return c.then(func() error { return c.Network.SetFlowSteering(ctx, address, mode) })
+}
+
 func (c counted) SetTCOffload(ctx context.Context, name string) error {
 	return c.then(func() error { return c.Network.SetTCOffload(ctx, name) })
 }

@@ -30,6 +30,8 @@ import (
 //     changes the rest.
 //   - What the network of an ended pod left on a function (Options.Baselines) is
 //     reset. An address that another function or the PF has, too, is replaced.
+//   - The flow steering mode smfs of a Mellanox PF is set before the mode
+//     switchdev: the driver refuses it afterwards.
 //   - hw-tc-offload of a PF in switchdev mode is turned on last.
 //   - What the desired state asks for and no step provides (Plan.Unmet) is a
 //     problem, unless accepted.
@@ -153,7 +155,7 @@ func (p *planner) pf(i nodestate.Interface, pf PF) {
 	if pf.Netdev != "" && !pf.Up {
 		p.do(SetUp{Address: pf.Address})
 	}
-	if !i.ExternallyManaged && (pf.NumVFs != i.NumVFs || pf.mode() != i.Mode()) {
+	if !i.ExternallyManaged && (pf.NumVFs != i.NumVFs || pf.mode() != i.Mode() || p.needsSteering(i, pf)) {
 		p.rebuild(i, pf)
 	} else {
 		p.functions(i, pf)
@@ -200,7 +202,8 @@ func (p *planner) checkExternal(i nodestate.Interface, pf PF) {
 	}
 }
 
-// rebuild changes the number of functions or the switch mode.
+// rebuild changes the number of functions, the switch mode or the flow steering
+// mode.
 func (p *planner) rebuild(i nodestate.Interface, pf PF) {
 	renumber, switches := pf.NumVFs != i.NumVFs, pf.mode() != i.Mode()
 	if switches && pf.ESwitch == "" && (!renumber || pf.needsModeFirst()) {
@@ -229,6 +232,12 @@ func (p *planner) rebuild(i nodestate.Interface, pf PF) {
 		p.create(i)
 	default: // the mode is changed with unbound functions
 		p.unbind(pf)
+		if p.needsSteering(i, pf) {
+			if !switches {
+				p.do(SetESwitch{PF: pf.Address, Mode: nodestate.Legacy})
+			}
+			p.do(SetFlowSteering{PF: pf.Address, Mode: SMFS})
+		}
 		p.do(SetESwitch{PF: pf.Address, Mode: i.Mode()})
 		for _, v := range pf.VFs {
 			if _, grouped := i.Group(v.Index); grouped || v.Driver == "" {

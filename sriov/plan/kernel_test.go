@@ -72,6 +72,9 @@ func (m *fakeKernel) do(s Step, touches []string) {
 		}
 		m.mustBe(pf.Netdev != "" && s.MTU > pf.MTU, s, "no device, or no more than it has")
 		pf.MTU = s.MTU
+	case SetFlowSteering:
+		m.mustBe(pf.Vendor == mellanox && pf.FlowSteering != "" && pf.mode() == nodestate.Legacy, s, "no such parameter, or in switchdev mode")
+		pf.FlowSteering = s.Mode
 	case SetTCOffload:
 		m.mustBe(pf.ESwitch == nodestate.Switchdev && pf.TCOffload == nodestate.Off, s, "not in switchdev mode, or not off")
 		pf.TCOffload = nodestate.On

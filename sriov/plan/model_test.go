@@ -180,6 +180,9 @@ func drawPF(t *rapid.T, m *fakeKernel, n int) PF {
 	if rapid.IntRange(0, 9).Draw(t, "no device") == 0 {
 		pf.Netdev, pf.Names, pf.Link, pf.MAC, pf.MTU, pf.Up = "", nil, "", "", 0, false
 	}
+	if pf.Driver == "mlx5_core" {
+		pf.Vendor, pf.FlowSteering = mellanox, rapid.SampledFrom([]string{"", "dmfs", SMFS}).Draw(t, "steering")
+	}
 	m.lazy[pf.Address] = rapid.Bool().Draw(t, "lazy")
 	mode := pf.ESwitch
 	if pf.Driver != "ice" {
@@ -288,7 +291,7 @@ func checkDesired(t *rapid.T, m *fakeKernel, i nodestate.Interface, pf PF, o Opt
 	if pf.Netdev != "" && (!pf.Up || pf.MTU < i.MTU) {
 		t.Fatalf("up or MTU: %+v, want %+v", pf, i)
 	}
-	if !i.ExternallyManaged && i.NumVFs > 0 && i.Mode() == nodestate.Switchdev && pf.TCOffload == nodestate.Off && !slices.Contains(o.Accept, UnmetOffload) {
+	if i.NumVFs > 0 && i.Mode() == nodestate.Switchdev && !slices.Contains(o.Accept, UnmetOffload) && (pf.TCOffload == nodestate.Off || pf.isSteeredWrong()) {
 		t.Fatalf("it does not offload: %+v", pf)
 	}
 	for _, v := range pf.VFs {

@@ -110,9 +110,12 @@ type PF struct {
 	NumVFs         int
 	ESwitch        string // "": not reported, treated as legacy
 	TCOffload      string // on, off, Fixed; "": not reported, or not in mode switchdev
-	FlowSteering   string // dmfs, smfs; "": not reported, or not in mode switchdev
+	FlowSteering   string // dmfs, SMFS; "": not reported
 	VFs            []VF   // by index
 }
+
+// SMFS is the flow steering mode in which software manages the rules.
+const SMFS = "smfs"
 
 // Fixed is off, and the driver does not let it be changed.
 const Fixed = "fixed"

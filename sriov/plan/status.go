@@ -53,13 +53,10 @@ func sysfsGUID(guid string) string {
 // NotDone returns what the operator implements but plans do not (see
 // docs/sriov.md).
 func NotDone(spec nodestate.Spec) []string {
-	var made, switchdev, vfio []string
+	var made, vfio []string
 	for _, i := range spec.Interfaces {
 		if i.NumVFs > 0 && !i.ExternallyManaged {
 			made = append(made, i.PCIAddress)
-		}
-		if i.Mode() == nodestate.Switchdev {
-			switchdev = append(switchdev, i.PCIAddress)
 		}
 		if slices.ContainsFunc(i.VFGroups, func(g nodestate.VFGroup) bool { return g.Type() == nodestate.VFIO }) {
 			vfio = append(vfio, i.PCIAddress)
@@ -70,7 +67,6 @@ func NotDone(spec nodestate.Spec) []string {
 		pfs  []string
 		text string
 	}{
-		{switchdev, "switchdev mode: the flow steering mode smfs is checked, but not set; set it with devlink"},
 		{vfio, "vfio-pci: kernel arguments (intel_iommu=on, iommu=pt) are not set, and the node is not rebooted for them"},
 		{made, "udev rules, NetworkManager and firmware are not configured, and the node is neither drained nor rebooted"},
 	} {

@@ -11,6 +11,9 @@ type (
 	}
 	// SetESwitch changes the mode of a PF's embedded switch.
 	SetESwitch struct{ PF, Mode string }
+	// SetFlowSteering sets the flow steering mode of a PF. Its embedded switch must
+	// be in legacy mode.
+	SetFlowSteering struct{ PF, Mode string }
 	// SetTCOffload makes the network device of a PF offload tc rules
 	// (hw-tc-offload).
 	SetTCOffload struct{ PF string }
@@ -81,16 +84,20 @@ type Entry struct {
 	Address string // of the VF
 }
 
-func (s SetNumVFs) Function() string    { return s.PF }
-func (s SetESwitch) Function() string   { return s.PF }
-func (s SetTCOffload) Function() string { return s.PF }
-func (s SetMTU) Function() string       { return s.Address }
-func (s SetUp) Function() string        { return s.Address }
-func (e Entry) Function() string        { return e.Address }
-func (s Bind) Function() string         { return s.Address }
-func (s Unbind) Function() string       { return s.Address }
-func (s SetVDPA) Function() string      { return s.Address }
+func (s SetNumVFs) Function() string       { return s.PF }
+func (s SetESwitch) Function() string      { return s.PF }
+func (s SetFlowSteering) Function() string { return s.PF }
+func (s SetTCOffload) Function() string    { return s.PF }
+func (s SetMTU) Function() string          { return s.Address }
+func (s SetUp) Function() string           { return s.Address }
+func (e Entry) Function() string           { return e.Address }
+func (s Bind) Function() string            { return s.Address }
+func (s Unbind) Function() string          { return s.Address }
+func (s SetVDPA) Function() string         { return s.Address }
 
+func (s SetFlowSteering) String() string {
+	return fmt.Sprintf("set the flow steering mode of %s to %s", s.PF, s.Mode)
+}
 func (s SetTCOffload) String() string { return "turn on hw-tc-offload of " + s.PF }
 func (e Entry) String() string        { return fmt.Sprintf("%s (VF %d of %s)", e.Address, e.VF, e.PF) }
 func (s SetMTU) String() string       { return fmt.Sprintf("set the MTU of %s to %d", s.Address, s.MTU) }

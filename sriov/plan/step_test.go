@@ -19,6 +19,7 @@ func TestStepStrings(t *testing.T) {
 		"switch the embedded switch of 0000:3b:00.0 to mode switchdev":                                   SetESwitch{pf0, nodestate.Switchdev},
 		"set the MTU of 0000:3b:00.0 to 9000":                                                            SetMTU{pf0, 9000},
 		"turn on hw-tc-offload of 0000:3b:00.0":                                                          SetTCOffload{pf0},
+		"set the flow steering mode of 0000:3b:00.0 to smfs":                                             SetFlowSteering{pf0, SMFS},
 		"bring up 0000:3b:00.0":                                                                          SetUp{pf0},
 		"set the administrative MAC address of 0000:3b:02.3 (VF 3 of 0000:3b:00.0) to 02:00:00:00:00:01": SetMAC{Entry{pf0, 3, vf}, "02:00:00:00:00:01"},
 		"set the GUIDs of 0000:3b:02.3 (VF 3 of 0000:3b:00.0) to 02:00:00:00:00:00:00:01":                SetGUID{Entry{pf0, 3, vf}, "02:00:00:00:00:00:00:01"},

@@ -45,6 +45,16 @@ func (p *planner) unmet(u Unmet, format string, args ...any) {
 // mellanox is a PCI vendor.
 const mellanox = "15b3"
 
+// needsSteering reports whether a step sets the flow steering mode. Externally
+// managed PFs have no such step.
+func (p *planner) needsSteering(i nodestate.Interface, pf PF) bool {
+	return i.NumVFs > 0 && i.Mode() == nodestate.Switchdev && pf.isSteeredWrong() && !p.accepts(Unmet{PF: pf.Address, Kind: UnmetSteering})
+}
+
+func (pf PF) isSteeredWrong() bool {
+	return pf.Vendor == mellanox && pf.FlowSteering != "" && pf.FlowSteering != SMFS
+}
+
 // configureSwitch has what the operator sets on PFs in switchdev mode, unless they
 // are externally managed.
 func (p *planner) configureSwitch(i nodestate.Interface, pf PF) {
@@ -59,10 +69,10 @@ func (p *planner) configureSwitch(i nodestate.Interface, pf PF) {
 	case pf.TCOffload == nodestate.Off:
 		p.do(SetTCOffload{PF: pf.Address})
 	}
-	if pf.Vendor == mellanox && pf.FlowSteering != "" && pf.FlowSteering != "smfs" {
+	if pf.isSteeredWrong() {
 		p.unmet(Unmet{PF: pf.Address, Kind: UnmetSteering},
-			"eSwitchMode is %q, but the flow steering mode is %s, want smfs: run devlink dev param set pci/%s name flow_steering_mode value smfs cmode runtime in legacy mode",
-			nodestate.Switchdev, pf.FlowSteering, pf.Address)
+			"eSwitchMode is %q, but the flow steering mode is %s, want %s: run devlink dev param set pci/%s name flow_steering_mode value %[3]s cmode runtime in legacy mode",
+			nodestate.Switchdev, pf.FlowSteering, SMFS, pf.Address)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/cleatproject/cleat/sriov/nodestate"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // What the desired state asks for and the node does not have closes the
@@ -35,7 +36,10 @@ func TestUnmet(t *testing.T) {
 			switchdev(spec, s)
 			s.PFs[0].TCOffload, s.PFs[0].FlowSteering = "", ""
 		}, Unmet{}, 0},
-		"steering":       {func(spec *nodestate.Spec, s *State) { switchdev(spec, s); s.PFs[0].FlowSteering = "dmfs" }, Unmet{pf0, "", UnmetSteering}, 0},
+		"steering, external": {func(spec *nodestate.Spec, s *State) {
+			switchdev(spec, s)
+			spec.Interfaces[0].ExternallyManaged, s.PFs[0].FlowSteering = true, "dmfs"
+		}, Unmet{pf0, "", UnmetSteering}, 0},
 		"no bridge":      {func(spec *nodestate.Spec, s *State) { switchdev(spec, s); s.Bridges = nil }, Unmet{pf0, "", UnmetBridge}, 0},
 		"no uplink":      {func(spec *nodestate.Spec, s *State) { switchdev(spec, s); s.Bridges["br0"] = []string{"br0"} }, Unmet{pf0, "", UnmetBridge}, 0},
 		"bridge unknown": {func(spec *nodestate.Spec, s *State) { switchdev(spec, s); s.BridgesUnknown = "no socket" }, Unmet{}, 1},
@@ -85,19 +89,21 @@ func TestProvide(t *testing.T) {
 	pf := &s.PFs[0]
 	spec.Interfaces[0].ESwitchMode, pf.ESwitch, pf.Vendor = nodestate.Switchdev, nodestate.Switchdev, mellanox
 	for kind, c := range map[string]struct {
-		offload string
-		step    Step
+		offload, steering string
+		steps             []Step
+		touches           []string
 	}{
-		UnmetOffload: {nodestate.Off, SetTCOffload{pf0}},
+		UnmetOffload: {nodestate.Off, SMFS, []Step{SetTCOffload{pf0}}, nil},
+		UnmetSteering: {nodestate.On, "dmfs", []Step{Unbind{vfAddress(0)}, SetESwitch{pf0, nodestate.Legacy}, SetFlowSteering{pf0, SMFS}, SetESwitch{pf0, nodestate.Switchdev}},
+			[]string{vfAddress(0)}},
 	} {
 		t.Run(kind, func(t *testing.T) {
-			pf.TCOffload = c.offload
+			pf.TCOffload, pf.FlowSteering = c.offload, c.steering
 			p := Compute(spec, s, Options{Held: []string{vfAddress(0)}})
-			if len(p.Steps) != 1 || p.Steps[0] != c.step || len(p.Problems)+len(p.Unmet)+len(p.Touches) > 0 {
-				t.Errorf("%+v", p)
-			}
-			if closed, node := p.Closes(s); len(closed) != 1 || closed[pf0] == "" || node != "" {
-				t.Errorf("closes %v, %q, want the PF", closed, node)
+			testkit.Diff(t, "steps", c.steps, p.Steps)
+			testkit.Diff(t, "touches", c.touches, p.Touches)
+			if closed, node := p.Closes(s); len(p.Problems)+len(p.Unmet) > 0 || closed[pf0] == "" || node != "" {
+				t.Errorf("%+v closes %v, %q, want the PF", p, closed, node)
 			}
 			for _, o := range []Options{{Accept: []string{kind}}, {Accepted: []Unmet{{PF: pf0, Kind: kind}}}} {
 				if p := Compute(spec, s, o); !p.Done() || len(p.Unmet) != 1 || len(p.Notes) != 1 {
@@ -109,4 +115,8 @@ func TestProvide(t *testing.T) {
 			}
 		})
 	}
+	pf.ESwitch, pf.TCOffload, pf.VFs[0].Driver = nodestate.Legacy, "", "" // as after a failed step
+	testkit.Diff(t, "steps", []Step{SetFlowSteering{pf0, SMFS}, SetESwitch{pf0, nodestate.Switchdev}}, Compute(spec, s, Options{}).Steps)
+	pf.Vendor = "8086"
+	testkit.Diff(t, "steps", []Step{SetESwitch{pf0, nodestate.Switchdev}}, Compute(spec, s, Options{}).Steps)
 }

@@ -1,5 +1,6 @@
 // Package devlink reads what drivers report by devlink(8): the profile loaded
-// into the running firmware, RDMA support, and the mode of the embedded switch.
+// into the running firmware, RDMA support, the mode of the embedded switch, and
+// parameters, which it also sets.
 //
 // vishvananda/netlink v1.3.1 cannot do this: a stored version overwrites the
 // running one, and one empty version fails the request; a parameter has its
@@ -106,6 +107,26 @@ func TextParameter(ctx context.Context, h Handle, name string) (string, error) {
 		}
 	}
 	return value, nil
+}
+
+// SetTextParameter sets the current value of a device's parameter.
+func SetTextParameter(ctx context.Context, h Handle, name, value string) error {
+	request, err := connect(ctx)
+	if err != nil {
+		return err
+	}
+	return setTextParameter(ctx, request, h, name, value)
+}
+
+func setTextParameter(ctx context.Context, request requestFunc, h Handle, name, value string) error {
+	_, err := request(ctx, unix.DEVLINK_CMD_PARAM_SET, netlink.Acknowledge, func(ae *netlink.AttributeEncoder) {
+		h.encode(ae)
+		ae.String(unix.DEVLINK_ATTR_PARAM_NAME, name)
+		ae.Uint8(unix.DEVLINK_ATTR_PARAM_TYPE, typeString)
+		ae.Uint8(unix.DEVLINK_ATTR_PARAM_VALUE_CMODE, unix.DEVLINK_PARAM_CMODE_RUNTIME)
+		ae.String(unix.DEVLINK_ATTR_PARAM_VALUE_DATA, value)
+	})
+	return err
 }
 
 func (h Handle) encode(ae *netlink.AttributeEncoder) {

@@ -32,6 +32,9 @@ type double struct {
 	infoErr error
 	rdma    []encoder // values of enable_rdma; nil: no such parameter
 	rdmaErr error
+
+	steering string // value of flow_steering_mode; "": no such parameter
+	refuses  error  // of a change
 }
 
 func (k *kernel) request(ctx context.Context, command uint8, flags netlink.HeaderFlags, encode func(*netlink.AttributeEncoder)) ([]*netlink.AttributeDecoder, error) {
@@ -57,17 +60,34 @@ func (k *kernel) request(ctx context.Context, command uint8, flags netlink.Heade
 }
 
 func (k *kernel) single(command uint8, request *netlink.AttributeDecoder) ([]*netlink.AttributeDecoder, error) {
-	name := ""
+	name, value := "", ""
+	kind, mode := uint8(0), uint8(0xff)
 	h := testkit.Value(parseAttributes(request, func() {
-		if request.Type() == unix.DEVLINK_ATTR_PARAM_NAME {
+		switch request.Type() {
+		case unix.DEVLINK_ATTR_PARAM_NAME:
 			name = request.String()
+		case unix.DEVLINK_ATTR_PARAM_TYPE:
+			kind = request.Uint8()
+		case unix.DEVLINK_ATTR_PARAM_VALUE_CMODE:
+			mode = request.Uint8()
+		case unix.DEVLINK_ATTR_PARAM_VALUE_DATA:
+			value = request.String()
 		}
 	}))(k.t)
 	if command == unix.DEVLINK_CMD_PARAM_GET && name != "enable_rdma" {
 		return nil, unix.EINVAL
 	}
-	for _, d := range k.devices {
-		if d.at == h {
+	for n, d := range k.devices {
+		switch {
+		case d.at == h && command == unix.DEVLINK_CMD_PARAM_SET:
+			if d.steering == "" || name != "flow_steering_mode" || kind != 5 || mode != 0 {
+				return nil, unix.EINVAL
+			}
+			if d.refuses == nil {
+				k.devices[n].steering = value
+			}
+			return nil, d.refuses
+		case d.at == h:
 			answers, err := k.answer(command, d)
 			if command == unix.DEVLINK_CMD_PARAM_GET && err == nil && d.rdma == nil {
 				err = unix.EINVAL
@@ -153,6 +173,30 @@ func TestRead(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestSetTextParameter(t *testing.T) {
+	at := Handle{"pci", "0000:5e:00.0"}
+	for name, c := range map[string]struct {
+		device double
+		to     Handle
+		want   error
+	}{
+		"set":          {double{at: at, steering: "dmfs"}, at, nil},
+		"refused":      {double{at: at, steering: "dmfs", refuses: unix.EOPNOTSUPP}, at, unix.EOPNOTSUPP},
+		"no parameter": {double{at: at}, at, unix.EINVAL},
+		"no device":    {double{at: at, steering: "dmfs"}, Handle{"pci", "0000:5e:00.1"}, unix.ENODEV},
+	} {
+		k := &kernel{t: t, devices: []double{{at: Handle{"pci", "0000:5d:00.0"}, steering: "dmfs"}, c.device}}
+		err := setTextParameter(t.Context(), k.request, c.to, "flow_steering_mode", "smfs")
+		if !errors.Is(err, c.want) || (k.devices[1].steering == "smfs") != (c.want == nil) || k.devices[0].steering != "dmfs" {
+			t.Errorf("%s: %v, want %v; %+v", name, err, c.want, k.devices)
+		}
+	}
+	if err := SetTextParameter(t.Context(), Handle{"pci", "ffff:ff:1f.7"}, "flow_steering_mode", "smfs"); err == nil {
+		t.Error("set a parameter of no device")
+	}
+	testkit.WantError(t, "canceled", SetTextParameter(testkit.Canceled(t), at, "flow_steering_mode", "smfs"), context.Canceled)
 }
 
 func TestReadEnds(t *testing.T) {

@@ -58,15 +58,28 @@ func (Kernel) SetESwitch(ctx context.Context, address, mode string) error {
 	return fail(fmt.Sprintf("set the embedded switch to mode %.40q of", mode), subject{function: address}, err)
 }
 
+// flowSteering is a parameter of devlink.
+const flowSteering = "flow_steering_mode"
+
 // FlowSteering returns the flow steering mode of a Mellanox function, dmfs or
 // smfs; "" if not reported.
 func (Kernel) FlowSteering(ctx context.Context, address string) (string, error) {
 	err := CheckAddress(address)
 	var mode string
 	if err == nil {
-		mode, err = devlink.TextParameter(ctx, devlink.Handle{Bus: bus, Name: address}, "flow_steering_mode")
+		mode, err = devlink.TextParameter(ctx, devlink.Handle{Bus: bus, Name: address}, flowSteering)
 	}
 	return mode, fail("read the flow steering mode of", subject{function: address}, err)
+}
+
+// SetFlowSteering sets the flow steering mode. The driver accepts smfs in legacy
+// mode of the embedded switch only.
+func (Kernel) SetFlowSteering(ctx context.Context, address, mode string) error {
+	err := CheckAddress(address)
+	if err == nil {
+		err = devlink.SetTextParameter(ctx, devlink.Handle{Bus: bus, Name: address}, flowSteering, mode)
+	}
+	return fail(fmt.Sprintf("set the flow steering mode to %.40q of", mode), subject{function: address}, err)
 }
 
 // tcOffload is a feature of ethtool.

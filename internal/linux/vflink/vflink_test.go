@@ -60,6 +60,8 @@ func TestRefusals(t *testing.T) {
 		"link state":           {k.SetLinkState(ctx, "nic", 0, 2), unix.EOPNOTSUPP, []string{"link state to 2"}},
 		"GUID":                 {k.SetGUIDs(ctx, "nic", 0, 0x11, 0x22), unix.EOPNOTSUPP, []string{"0000000000000011", "0000000000000022"}},
 		"index":                {k.SetTrust(ctx, "nic", -1, true), unix.EINVAL, []string{"VF -1"}},
+		"steering of nothing":  {k.SetFlowSteering(ctx, "ffff:ff:1f.7", "smfs"), nil, []string{"smfs", "ffff:ff:1f.7"}},
+		"steering of a name":   {k.SetFlowSteering(ctx, "nic", "smfs"), nil, []string{"nic", "0000:3b:02.1"}},
 		"offload of no link":   {k.SetTCOffload(ctx, "none"), unix.ENODEV, []string{"hw-tc-offload", "none", "network namespace"}},
 		"switch mode":          {k.SetESwitch(ctx, "0000:3b:00.0", "hub"), nil, []string{"hub", "switchdev"}},
 		"switch of nothing":    {k.SetESwitch(ctx, "ffff:ff:1f.7", "switchdev"), nil, []string{"switchdev", "ffff:ff:1f.7"}},

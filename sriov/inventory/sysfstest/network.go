@@ -197,10 +197,24 @@ func (t *Tree) TCOffload(name, state string) {
 	t.offload[name] = state
 }
 
-// FlowSteering is the default of mlx5_core.
+// FlowSteering is the default of mlx5_core, or as set.
 func (n Network) FlowSteering(ctx context.Context, address string) (mode string, err error) {
-	err = n.do(ctx, "FlowSteering", address, func() error { mode = "dmfs"; return nil })
+	err = n.do(ctx, "FlowSteering", address, func() error {
+		mode = cmp.Or(n.Tree.steering[address], "dmfs")
+		return nil
+	})
 	return mode, err
+}
+
+// SetFlowSteering fails in switchdev mode, as with mlx5_core.
+func (n Network) SetFlowSteering(ctx context.Context, address, mode string) error {
+	return n.do(ctx, "SetFlowSteering", address, func() error {
+		if n.Tree.eswitch[address] != "legacy" {
+			return unix.EOPNOTSUPP
+		}
+		n.Tree.steering[address] = mode
+		return nil
+	})
 }
 
 // AddVDPA creates a vDPA device, bound to the first driver on the bus.

@@ -35,6 +35,7 @@ type Tree struct {
 	table          map[string]*entry
 	eswitch        map[string]string
 	offload        map[string]string // hw-tc-offload by link
+	steering       map[string]string // flow steering mode by PF
 	vdpa           map[string]*vdpaDevice
 	refuses        map[string]error
 	devlinkDevices map[devlink.Handle]devlink.Device
@@ -76,7 +77,7 @@ func At(root string, t Judge) *Tree {
 		Sysfs: filepath.Join(root, "sys"), Dev: filepath.Join(root, "dev"), t: t,
 		functions: map[string]*Function{}, virtual: map[string][]string{},
 		autoprobe: map[string]bool{}, override: map[string]string{}, next: map[string]int{"link": 1},
-		table: map[string]*entry{}, eswitch: map[string]string{}, offload: map[string]string{}, vdpa: map[string]*vdpaDevice{}, refuses: map[string]error{},
+		table: map[string]*entry{}, eswitch: map[string]string{}, offload: map[string]string{}, steering: map[string]string{}, vdpa: map[string]*vdpaDevice{}, refuses: map[string]error{},
 		devlinkDevices: map[devlink.Handle]devlink.Device{}, rdma: map[string]rdmaDevice{},
 	}
 	for _, dir := range []string{"bus/pci/devices", "bus/pci/drivers", "class/net", "kernel/iommu_groups"} {

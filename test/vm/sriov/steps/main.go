@@ -46,7 +46,7 @@ func run(args []string) error {
 
 func step(name, text string) (plan.Step, error) {
 	for _, s := range []plan.Step{
-		&plan.SetNumVFs{}, &plan.SetESwitch{}, &plan.SetMTU{}, &plan.SetUp{}, &plan.SetTCOffload{}, &plan.SetMAC{}, &plan.SetGUID{},
+		&plan.SetNumVFs{}, &plan.SetESwitch{}, &plan.SetMTU{}, &plan.SetUp{}, &plan.SetTCOffload{}, &plan.SetFlowSteering{}, &plan.SetMAC{}, &plan.SetGUID{},
 		&plan.SetTrust{}, &plan.SetSpoofCheck{}, &plan.SetVLAN{}, &plan.SetRates{}, &plan.SetLinkState{},
 		&plan.Bind{}, &plan.Unbind{}, &plan.SetVDPA{},
 	} {
