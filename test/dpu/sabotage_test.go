@@ -69,7 +69,7 @@ var sabotages = []struct {
 	},
 	{
 		name:     "a canceled create succeeds",
-		left:     []workload.Replacement{{File: "dpu/plugin/create.go", Old: "Keys: []string{q.Volume}, Fingerprint: fmt.Sprint(\"CreateDevice \"", New: "Keys: []string{\"create \" + q.Volume}, Fingerprint: fmt.Sprint(\"CreateDevice \""}},
+		left:     []workload.Replacement{{File: "dpu/plugin/create.go", Old: "Keys: []string{volumeKey(q.Volume)}, Fingerprint: fmt.Sprint(\"CreateDevice \"", New: "Keys: []string{\"create \" + q.Volume}, Fingerprint: fmt.Sprint(\"CreateDevice \""}},
 		scenario: (*site).negated,
 		symptom:  "DeleteDevice was answered with OK, and",
 	},

@@ -146,8 +146,8 @@ func (w work) run() error {
 func TestKilledDuringACall(t *testing.T) {
 	for i, h := range hangs {
 		t.Run(h.name, func(t *testing.T) {
-			w, stall := newWork(t, i)
-			release := stall(h.disk)
+			w, d := newWork(t, i)
+			release := d.Stall(h.disk)
 			t.Cleanup(release)
 			if h.busy {
 				readInFlight(t, w.Device)
@@ -156,7 +156,12 @@ func TestKilledDuringACall(t *testing.T) {
 			testkit.Must(t, driver.Start())
 			ended := make(chan error, 1)
 			go func() { ended <- driver.Wait() }()
-			testkit.EventuallyNil(t, "the call waits", func() error { return waits(w.Object, h.syscall) })
+			testkit.EventuallyNil(t, "the call waits", func() error {
+				if d.Stalled() == 0 { // a call before it waits for something else
+					return errors.New("no request waits at the disk")
+				}
+				return waits(w.Object, h.syscall)
+			})
 			testkit.Must(t, driver.Process.Kill())
 			testkit.Receive(t, "the end of the driver's process", ended)
 			testkit.Must(t, flock.Try(testkit.Open(os.Open(w.DriverLock))(t)))
@@ -186,7 +191,7 @@ func (w work) command(t *testing.T, program string, args ...string) *exec.Cmd {
 }
 
 // newWork attaches a disk, and mounts its file system.
-func newWork(t *testing.T, hang int) (w work, stall func(disk.Fault) (release func())) {
+func newWork(t *testing.T, hang int) (work, *disk.Disk) {
 	t.Helper()
 	dir := t.TempDir()
 	fs, size := hangs[hang].fs, int64(3*fsSize)
@@ -200,7 +205,7 @@ func newWork(t *testing.T, hang int) (w work, stall func(disk.Fault) (release fu
 	}
 	testkit.Must(t, os.Truncate(medium, size))
 	d := testkit.Open(disk.Open(disk.Spec{Path: medium, Size: size}))(t)
-	w = work{Hang: hang, Image: fusefile.Serve(t, d)}
+	w := work{Hang: hang, Image: fusefile.Serve(t, d)}
 	w.createLocks(t)
 	if fs != "" {
 		v := mkfstest.Mount(t, w.Image, fs)
@@ -208,7 +213,7 @@ func newWork(t *testing.T, hang int) (w work, stall func(disk.Fault) (release fu
 	} else {
 		w.Device = mkfstest.Attach(t, w.Image).Device
 	}
-	return w, d.Stall
+	return w, d
 }
 
 // readInFlight returns when a read of the device waits.

@@ -93,6 +93,7 @@ type Disk struct {
 	faults       []*Fault
 	stalled      Fault
 	released     chan struct{} // closed when the stall ends
+	waiting      int           // requests that wait for it
 	stats        Stats
 	powerLossErr error // of the session's power loss
 	closed       bool
@@ -134,9 +135,15 @@ func (d *Disk) Do(r nbd.Request) nbd.Answer {
 	if d.stalled.matches(r) {
 		released = d.released
 	}
+	if released != nil {
+		d.waiting++
+	}
 	d.mu.Unlock()
 	if released != nil {
 		<-released
+		d.mu.Lock()
+		d.waiting--
+		d.mu.Unlock()
 	}
 	r.Mark = s.Mark()
 	a := s.Do(r)
@@ -158,6 +165,13 @@ func (d *Disk) Stall(f Fault) (release func()) {
 		d.stalled = Fault{}
 		close(d.released)
 	})
+}
+
+// Stalled returns the number of requests that wait for the end of the stall.
+func (d *Disk) Stalled() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.waiting
 }
 
 // LosePower powers the disk off immediately. Later requests change nothing and are
