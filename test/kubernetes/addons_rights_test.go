@@ -105,7 +105,7 @@ func isAllowed(t *testing.T, account, right string) bool {
 // No sidecar was denied any request.
 func testAddonsComplaints(t *testing.T) {
 	for _, r := range []release{directRelease, eachRelease, storageRelease} {
-		out := testkit.Value(testCluster.Kubectl(t.Context(), "", "-n", system, "logs", "-l", "app.kubernetes.io/instance="+r.name, "-c", "csi-addons", "--tail=-1"))(t)
+		out := testkit.Value(testCluster.Kubectl(t.Context(), "", "-n", system, "logs", "-l", "app.kubernetes.io/instance="+r.name+notPlacement, "-c", "csi-addons", "--tail=-1"))(t)
 		if !strings.Contains(out, "Listening for CSI-Addons requests") {
 			t.Errorf("the sidecar of %s did not log its start:\n%s", r.name, out)
 		}

@@ -128,7 +128,7 @@ func TestVolumeAttributesNeedAController(t *testing.T) {
 	if n := s.allocated("later"); n > 160*mib {
 		t.Errorf("the volume uses %d bytes of the pool", n)
 	}
-	logs := testkit.Value(testCluster.Kubectl(s.Context(), "", "-n", system, "logs", "-l", "app.kubernetes.io/instance=local", "-c", "csi-resizer", "--tail=-1"))(t)
+	logs := testkit.Value(testCluster.Kubectl(s.Context(), "", "-n", system, "logs", "-l", "app.kubernetes.io/instance=local"+notPlacement, "-c", "csi-resizer", "--tail=-1"))(t)
 	if !strings.Contains(logs, "Modify not supported") {
 		t.Errorf("the resizer does not log that it ignores the class: %s", logs)
 	}

@@ -190,7 +190,7 @@ func (l *latencies) driver() *container {
 func (l *latencies) succeeded(old *container) {
 	l.Helper()
 	l.until("the driver", func(ctx context.Context) error {
-		pods, err := testCluster.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=local"})
+		pods, err := testCluster.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=local" + notPlacement})
 		if err != nil {
 			return err
 		}

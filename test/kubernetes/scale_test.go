@@ -317,7 +317,7 @@ var rpcSeries = regexp.MustCompile(`^(cleat_rpc_duration_seconds_(?:sum|count)\{
 // driverCalls reads the metrics of release local's driver.
 func (s *space) driverCalls() calls {
 	s.Helper()
-	pods, err := testCluster.Client.CoreV1().Pods(system).List(s.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=local"})
+	pods, err := testCluster.Client.CoreV1().Pods(system).List(s.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=local" + notPlacement})
 	if err != nil || len(pods.Items) != 1 {
 		s.Fatalf("got %d pods of release local (%v), want one", len(pods.Items), err)
 	}

@@ -47,7 +47,7 @@ func (w *workload) rollout() {
 		w.deleteOthers("rollout")
 		w.awaitOthersDeleted("rollout")
 	})
-	changed := testkit.Value(processes(with("--log-level=debug")))(w)
+	changed := testkit.Value(processes(with("--log-level=debug", "--per-node")))(w)
 	if len(changed) != 1 {
 		w.Errorf("%d processes have the new argument, want one", len(changed))
 	}

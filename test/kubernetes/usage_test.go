@@ -20,6 +20,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
+// notPlacement selects the pods with the driver of a release.
+const notPlacement = ",app.kubernetes.io/component!=csi-placement"
+
 // usage samples the resource usage of a release's containers from their
 // cgroups, which the kubelet reads only every ten seconds.
 type usage struct {
@@ -70,7 +73,7 @@ func watchUsage(t *testing.T, release, phase string) *usage {
 
 // containersOf returns the running containers of a release.
 func containersOf(ctx context.Context, release string) ([]*container, error) {
-	pods, err := testCluster.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release})
+	pods, err := testCluster.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release + notPlacement})
 	if err != nil {
 		return nil, err
 	}

@@ -124,7 +124,7 @@ func (s *twoNodes) lost() {
 	})
 	testkit.Must(w, s.added.PowerOff(s.Context()))
 	s.until("the node is not ready", func(ctx context.Context) error { return notReady(ctx, s.added.Name) })
-	steps := s.documented("A lost node: volumes of the local pool", 6)
+	steps := s.documented("A node is lost", 9)[3:] // those of the local pool
 	s.sh(steps[0])
 	s.until("deletion of the node's pods", func(ctx context.Context) error { return s.noPodsOn(ctx, s.added.Name) })
 	s.releaseAttachment(volume.Name, steps[1])

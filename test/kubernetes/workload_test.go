@@ -445,7 +445,7 @@ func (w *workload) awaitOthersDeleted(name string) {
 
 // podsReady returns an error unless every pod of a release exists and is ready.
 func podsReady(ctx context.Context, name string) error {
-	pods, err := testCluster.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + name})
+	pods, err := testCluster.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + name + notPlacement})
 	if err != nil {
 		return err
 	}
