@@ -28,6 +28,7 @@ func TestSriovLossOfControl(t *testing.T) {
 		daemon []string // flags
 		lose   func(s *sriovSite)
 		regain func(s *sriovSite)
+		listed int // devices afterwards
 	}{
 		{
 			name: "the daemon is killed",
@@ -42,6 +43,7 @@ func TestSriovLossOfControl(t *testing.T) {
 			regain: func(s *sriovSite) { s.daemon.signal(syscall.SIGCONT) },
 		}, {
 			name:   "a generation that cannot be met",
+			listed: 4, // of a closed PF, unhealthy
 			lose:   func(s *sriovSite) { s.want(2, impossible) },
 			regain: func(s *sriovSite) { s.want(3, ""); s.held(3) },
 		}, {
@@ -81,7 +83,7 @@ func TestSriovLossOfControl(t *testing.T) {
 					if answer := s.admit(1); answer["error"] == nil {
 						t.Errorf("a pod was admitted after the loss: %s", answer)
 					}
-					s.awaitCounts(0, 0)
+					s.awaitCounts(c.listed, 0)
 				}
 				if c.regain == nil {
 					s.answer(c.daemon...)
@@ -176,10 +178,10 @@ func TestSriovHold(t *testing.T) {
 		s.answer("--hold", "3s")
 		s.awaitCounts(4, 4)
 		s.held(1)
-		// The hold time does not apply when the daemon disables the devices.
+		// The hold time does not apply when the daemon closes the devices.
 		s.want(2, impossible)
-		s.awaitStatus("no claim", func(g gate.Status) bool { return g.Holding == gate.Waiting })
-		s.awaitCounts(0, 0)
+		s.awaitStatus("a closed PF", func(g gate.Status) bool { return g.Holding == gate.Live && g.Withdrawn })
+		s.awaitCounts(4, 0)
 	})
 }
 

@@ -52,8 +52,8 @@ var sriovSabotages = []struct {
 		name: "the server stops for a pause",
 		left: []replacement{{
 			file: "sriov/gate/resource.go",
-			old:  "\tr.phase, r.confirmation = Withdrawing, confirmation{}\n\tif len",
-			new:  "\tr.stop()\n\tif len",
+			old:  "\tr.phase, r.confirmation = Withdrawing, confirmation{}\n\tfor id",
+			new:  "\tr.stop()\n\tfor id",
 		}},
 		test:    "^TestSriovNothingBeforeEnable$",
 		symptom: "capacity 0, allocatable 0: the kubelet has map[example.com/vf:[4 0]]",
