@@ -28,7 +28,7 @@ func TestSriovLossOfControl(t *testing.T) {
 		daemon []string // flags
 		lose   func(s *sriovSite)
 		regain func(s *sriovSite)
-		listed int // devices afterwards
+		listed int64 // devices afterwards
 	}{
 		{
 			name: "the daemon is killed",
