@@ -289,7 +289,12 @@ func (r *reconciler) managed(applying bool) []string {
 	external := map[string]bool{}
 	for _, i := range r.desired.state.Spec.Interfaces {
 		external[i.PCIAddress] = i.ExternallyManaged
-		if !i.ExternallyManaged && i.NumVFs > 0 {
+		// A closed PF without a step, as one that cannot have so many functions, is
+		// not this daemon's: what it has was made by others.
+		_, closed := r.gate.claim.Closed[i.PCIAddress]
+		changes := slices.ContainsFunc(r.steps, func(s plan.Step) bool { return cmp.Or(r.owners[s.Function()], s.Function()) == i.PCIAddress })
+		isOurs := !closed || changes || slices.Contains(r.record.Managed, i.PCIAddress)
+		if !i.ExternallyManaged && i.NumVFs > 0 && isOurs {
 			pfs = append(pfs, i.PCIAddress)
 		}
 	}
