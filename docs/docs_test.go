@@ -460,7 +460,7 @@ func TestPagesLinkToConcepts(t *testing.T) {
 	}
 }
 
-var pages = []string{"README.md", "CONTRIBUTING.md", "docs/concepts.md", "docs/compare.md", "docs/csi.md", "docs/commands.md", "docs/operations.md", "docs/plugins.md", "docs/fencing.md", "docs/dpu.md", "docs/sriov.md", "docs/image.md",
+var pages = []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/engines.md", "docs/concepts.md", "docs/compare.md", "docs/csi.md", "docs/commands.md", "docs/operations.md", "docs/plugins.md", "docs/fencing.md", "docs/dpu.md", "docs/sriov.md", "docs/image.md",
 	"docs/install.md", "docs/ceph.md", "docs/nvme.md", "docs/spdk.md", "docs/day2.md", "docs/troubleshooting.md", "docs/monitoring.md", "docs/nomad.md", "docs/upgrade.md"}
 
 var (

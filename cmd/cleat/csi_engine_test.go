@@ -20,6 +20,7 @@ import (
 	"github.com/cleatproject/cleat/node/cephfs"
 	"github.com/cleatproject/cleat/node/nvme"
 	"github.com/cleatproject/cleat/node/rbd"
+	"github.com/cleatproject/cleat/test/markdown"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -175,5 +176,38 @@ func TestNodeCredentialsAreReadForEachCall(t *testing.T) {
 	}
 	if (&cephCluster{}).nodeCredentials() != nil {
 		t.Error("credentials without --ceph-secret")
+	}
+}
+
+// The page that compares the engines says what each of them announces. Groups
+// of engine ceph depend on the controller's librbd.
+func TestEnginesPage(t *testing.T) {
+	page := string(testkit.Value(os.ReadFile(filepath.Join(testkit.Root(t), "docs/engines.md")))(t))
+	d := &csiServer{}
+	d.addEngines(pflag.NewFlagSet("csi", pflag.ContinueOnError))
+	announced := map[string]func(csi.Abilities, csiEngine) bool{
+		"snapshots":                          func(a csi.Abilities, _ csiEngine) bool { return a.Snapshots },
+		"clones":                             func(a csi.Abilities, _ csiEngine) bool { return a.Clones },
+		"group snapshots":                    func(a csi.Abilities, e csiEngine) bool { _, ceph := e.(*cephEngine); return a.Groups || ceph },
+		"changed blocks":                     func(a csi.Abilities, _ csiEngine) bool { return a.Deltas },
+		"changed by a VolumeAttributesClass": func(a csi.Abilities, _ csiEngine) bool { return a.Modify },
+		"health of the stored volume":        func(a csi.Abilities, _ csiEngine) bool { return a.Health },
+		"fences a node by itself":            func(_ csi.Abilities, e csiEngine) bool { return e.enforcesFences() },
+	}
+	for _, row := range markdown.Rows(page) {
+		of := announced[row[""]]
+		if of == nil {
+			continue
+		}
+		delete(announced, row[""])
+		for _, e := range d.engines {
+			said := row["`"+e.name+"`"]
+			if want := of(e.abilities(), e.csiEngine); said == "" || want == strings.HasPrefix(said, "no") {
+				t.Errorf("%s of engine %s: the page has %q, the engine announces %t", row[""], e.name, said, want)
+			}
+		}
+	}
+	for row := range announced {
+		t.Errorf("the page has no row %q", row)
 	}
 }
