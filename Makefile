@@ -5,7 +5,7 @@ export CGO_ENABLED ?= 0
 # With -trimpath other clones of the same source share Go's build cache.
 export GOFLAGS += -trimpath
 
-.PHONY: help build build-ceph image image-ceph demo test test-ceph test-spdk test-vm test-upstream test-kubernetes e2e-full lint generate bench soak fuzz clean
+.PHONY: help build build-ceph image image-ceph demo test test-ceph test-spdk test-vm test-upstream test-kubernetes e2e-full lint generate bench soak fuzz release clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 18
@@ -83,6 +83,10 @@ soak: ## all variants of the tests; CI runs a selection. PART=power runs one par
 fuzz: ## run every fuzz target for a while (FUZZ_TIME=30s each)
 	@scripts/need go
 	scripts/fuzz $${FUZZ_TIME:-30s}
+
+release: ## build what a release publishes into bin/release: programs, bills of materials, chart, source, checksums (HEAD has its tag)
+	@scripts/need go
+	scripts/release bin/release
 
 clean: ## remove build results
 	rm -rf bin .cache
