@@ -16,8 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/cleatproject/cleat/internal/markdown"
 	"github.com/cleatproject/cleat/test/kubernetes/programs"
-	"github.com/cleatproject/cleat/test/markdown"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 

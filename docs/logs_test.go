@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cleatproject/cleat/test/markdown"
+	"github.com/cleatproject/cleat/internal/markdown"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/tree"
 )

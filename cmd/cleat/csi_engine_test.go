@@ -16,11 +16,11 @@ import (
 
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/internal/cephconf"
+	"github.com/cleatproject/cleat/internal/markdown"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/cephfs"
 	"github.com/cleatproject/cleat/node/nvme"
 	"github.com/cleatproject/cleat/node/rbd"
-	"github.com/cleatproject/cleat/test/markdown"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume/access"
 )

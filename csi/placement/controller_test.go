@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/dynamic/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"github.com/cleatproject/cleat/internal/kubeobject"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -91,7 +92,7 @@ func (c *cluster) put(of schema.GroupVersionResource, o runtime.Object, version,
 
 func (c *cluster) claim(name string) *corev1.PersistentVolumeClaim {
 	u := testkit.Value(c.client.Tracker().Get(claimResource, "apps", name))(c)
-	return testkit.Value(convert[corev1.PersistentVolumeClaim](u.(*unstructured.Unstructured)))(c) //nolint:forcetypeassert // the double's type
+	return testkit.Value(kubeobject.Convert[corev1.PersistentVolumeClaim](u.(*unstructured.Unstructured)))(c) //nolint:forcetypeassert // the double's type
 }
 
 func (c *cluster) putClaim(p *corev1.PersistentVolumeClaim) {

@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleatproject/cleat/internal/kubeobject"
 )
 
 const component = "cleat-csi-placement"
@@ -37,7 +39,7 @@ func (p *Controller) event(ctx context.Context, claim *corev1.PersistentVolumeCl
 
 func (p *Controller) writeEvent(ctx context.Context, e *corev1.Event) error {
 	events := p.config.Client.Resource(eventResource).Namespace(e.Namespace)
-	found, err := read[corev1.Event](ctx, p.config.Client, eventResource, e.Namespace, e.Name)
+	found, err := kubeobject.Get[corev1.Event](ctx, p.config.Client, eventResource, e.Namespace, e.Name)
 	if err != nil {
 		return err
 	}

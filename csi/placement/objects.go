@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -13,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/cleatproject/cleat/internal/kubeobject"
 )
 
 var (
@@ -50,7 +51,7 @@ func newInformer[T any](client dynamic.Interface, of schema.GroupVersionResource
 	err := i.SetTransform(func(o any) (any, error) {
 		if u, is := o.(*unstructured.Unstructured); is {
 			u.SetManagedFields(nil)
-			return convert[T](u)
+			return kubeobject.Convert[T](u)
 		}
 		return o, nil
 	})
@@ -58,39 +59,6 @@ func newInformer[T any](client dynamic.Interface, of schema.GroupVersionResource
 		return nil, fmt.Errorf("watch %s: %w", of.Resource, err)
 	}
 	return i, nil
-}
-
-func convert[T any](u *unstructured.Unstructured) (*T, error) {
-	t := new(T)
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, t); err != nil {
-		return nil, fmt.Errorf("%s %s: %w", u.GetKind(), u.GetName(), err)
-	}
-	return t, nil
-}
-
-// readObject reads from the API server, nil if the object does not exist.
-func readObject(ctx context.Context, client dynamic.Interface, of schema.GroupVersionResource, namespace, name string) (*unstructured.Unstructured, error) {
-	var objects dynamic.ResourceInterface = client.Resource(of)
-	if namespace != "" {
-		objects = client.Resource(of).Namespace(namespace)
-	}
-	u, err := objects.Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read %s %s: %w", of.Resource, name, err)
-	}
-	return u, nil
-}
-
-// read is readObject for a type of Kubernetes.
-func read[T any](ctx context.Context, client dynamic.Interface, of schema.GroupVersionResource, namespace, name string) (*T, error) {
-	u, err := readObject(ctx, client, of, namespace, name)
-	if err != nil || u == nil {
-		return nil, err
-	}
-	return convert[T](u)
 }
 
 func get[T any](from cache.SharedIndexInformer, key string) (*T, bool, error) {

@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleatproject/cleat/internal/kubeobject"
 )
 
 // isPending reports whether a claim with a data source has no volume yet.
@@ -58,7 +60,7 @@ func (p *Controller) neighbor(ctx context.Context, key string) neighbor {
 		return n
 	}
 	n.node = ""
-	v, err := read[corev1.PersistentVolume](ctx, p.config.Client, volumeResource, "", claim.Spec.VolumeName)
+	v, err := kubeobject.Get[corev1.PersistentVolume](ctx, p.config.Client, volumeResource, "", claim.Spec.VolumeName)
 	if err == nil && v != nil && v.Spec.NodeAffinity != nil {
 		n.affinity = v.Spec.NodeAffinity.Required
 	}
@@ -71,7 +73,7 @@ func (p *Controller) sourceOf(ctx context.Context, claim *corev1.PersistentVolum
 	if claim.Spec.StorageClassName == nil {
 		return source{}, nil
 	}
-	class, err := read[storagev1.StorageClass](ctx, p.config.Client, classResource, "", *claim.Spec.StorageClassName)
+	class, err := kubeobject.Get[storagev1.StorageClass](ctx, p.config.Client, classResource, "", *claim.Spec.StorageClassName)
 	if err != nil || class == nil || class.Provisioner != p.config.Driver ||
 		class.VolumeBindingMode == nil || *class.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
 		return source{}, err
@@ -109,7 +111,7 @@ func reference(claim *corev1.PersistentVolumeClaim) sourceReference {
 }
 
 func (p *Controller) snapshot(ctx context.Context, of sourceReference) (source, error) {
-	s, err := readObject(ctx, p.config.Client, snapshotResource, of.namespace, of.name)
+	s, err := kubeobject.Get[unstructured.Unstructured](ctx, p.config.Client, snapshotResource, of.namespace, of.name)
 	if err != nil || s == nil {
 		return source{}, err
 	}
@@ -117,7 +119,7 @@ func (p *Controller) snapshot(ctx context.Context, of sourceReference) (source, 
 	if name == "" {
 		return source{}, nil
 	}
-	c, err := readObject(ctx, p.config.Client, contentResource, "", name)
+	c, err := kubeobject.Get[unstructured.Unstructured](ctx, p.config.Client, contentResource, "", name)
 	if err != nil || c == nil {
 		return source{}, err
 	}
@@ -128,11 +130,11 @@ func (p *Controller) snapshot(ctx context.Context, of sourceReference) (source, 
 }
 
 func (p *Controller) sourceClaim(ctx context.Context, of sourceReference) (source, error) {
-	c, err := read[corev1.PersistentVolumeClaim](ctx, p.config.Client, claimResource, of.namespace, of.name)
+	c, err := kubeobject.Get[corev1.PersistentVolumeClaim](ctx, p.config.Client, claimResource, of.namespace, of.name)
 	if err != nil || c == nil || c.Spec.VolumeName == "" {
 		return source{}, err
 	}
-	v, err := read[corev1.PersistentVolume](ctx, p.config.Client, volumeResource, "", c.Spec.VolumeName)
+	v, err := kubeobject.Get[corev1.PersistentVolume](ctx, p.config.Client, volumeResource, "", c.Spec.VolumeName)
 	if err != nil || v == nil || v.Spec.CSI == nil || v.Spec.CSI.Driver != p.config.Driver || v.Spec.NodeAffinity == nil {
 		return source{}, err
 	}
@@ -142,7 +144,7 @@ func (p *Controller) sourceClaim(ctx context.Context, of sourceReference) (sourc
 // node returns nil if it does not exist. The segment of a pool is the node's
 // name, as the chart sets it.
 func (p *Controller) node(ctx context.Context, name string) (*corev1.Node, error) {
-	return read[corev1.Node](ctx, p.config.Client, nodeResource, "", name)
+	return kubeobject.Get[corev1.Node](ctx, p.config.Client, nodeResource, "", name)
 }
 
 // name sets the node of a claim, if the claim is as it was read.

@@ -17,8 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleatproject/cleat/deploy/image/oci"
+	"github.com/cleatproject/cleat/internal/markdown"
 	"github.com/cleatproject/cleat/test/kubernetes/cluster"
-	"github.com/cleatproject/cleat/test/markdown"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
