@@ -15,8 +15,12 @@ func samplePluginNames() map[string]string {
 
 const sampleProvider = "nvidia"
 
-// commandLine makes a start under a sample plugin's name run cleat dpu.
+// commandLine makes a start under a sample plugin's name run cleat dpu, and one
+// as kubectl's plugin cleat kubectl.
 func commandLine(args []string) []string {
+	if isKubectlPlugin(args[0]) {
+		return append([]string{"kubectl"}, args[1:]...)
+	}
 	if _, is := samplePluginNames()[filepath.Base(args[0])]; is {
 		return append([]string{"dpu"}, args[1:]...)
 	}

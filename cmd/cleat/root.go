@@ -44,7 +44,7 @@ Getting started, as root:
 		}
 	}
 	add("servers", newCSICommand(), newDPUCommand(), newSriovCommand(), newHostCommand())
-	add("clients", newStatusCommand(), newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newFenceCommand(), newPoolCommand(), newDeviceCommand(), newPluginsCommand())
+	add("clients", newStatusCommand(), newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newFenceCommand(), newPoolCommand(), newDeviceCommand(), newPluginsCommand(), newKubectlCommand())
 	root.AddCommand(newVersionCommand())
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {

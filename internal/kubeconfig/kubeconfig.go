@@ -21,6 +21,25 @@ func Load(path, userAgent string) (*rest.Config, error) {
 	return c, nil
 }
 
+// LoadUser reads a user's kubeconfig as kubectl does: path "" is KUBECONFIG or
+// ~/.kube/config, contextName "" the current context, whose namespace is the
+// second result.
+func LoadUser(path, contextName, userAgent string) (*rest.Config, string, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = path
+	of := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: contextName})
+	c, err := of.ClientConfig()
+	if err != nil {
+		return nil, "", fmt.Errorf("kubeconfig: %w", err)
+	}
+	namespace, _, err := of.Namespace()
+	if err != nil {
+		return nil, "", fmt.Errorf("kubeconfig: %w", err)
+	}
+	c.UserAgent, c.WarningHandler = userAgent, rest.NoWarnings{}
+	return c, namespace, nil
+}
+
 func load(path string) (*rest.Config, error) {
 	if path == "" {
 		c, err := rest.InClusterConfig()

@@ -40,6 +40,7 @@ var rules = []struct {
 	{"kubelet/...", []string{"kubelet/...", "api/...", "internal/..."}},
 	{"cmd/...", []string{"..."}},
 	{"demo/...", []string{"demo/...", "csi/client", "fence/client", "dpu/client", "dpu/request", "sriov/control", "sriov/gate", "kubelet/...", "spdk", "api/...", "volume/...", "internal/...", "test/..."}},
+	{"diagnosis/...", []string{"docs", "internal/..."}},
 	{"deploy/...", []string{"deploy/...", "internal/..."}},
 	{"docs", nil},
 	{"test/...", []string{"..."}},

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -282,9 +284,13 @@ func (s *space) drop(name string) {
 	s.kubectl("delete", "pod", name, "--grace-period=2", "--wait")
 }
 
-// event waits for an event of an object whose message contains a text.
+// event waits for an event of an object whose message contains a text. A
+// warning of a pod or a claim, but for a growth that the object does not wait for,
+// is explained by kubectl cleat why.
 func (s *space) event(object, text string) {
 	s.Helper()
+	var kind string
+	var warning bool
 	s.until(fmt.Sprintf("an event of %s with %q", object, text), func(ctx context.Context) error {
 		events, err := testCluster.Client.CoreV1().Events(s.name).List(ctx, metav1.ListOptions{})
 		if err != nil {
@@ -294,12 +300,33 @@ func (s *space) event(object, text string) {
 		for _, e := range events.Items {
 			if e.InvolvedObject.Name == object {
 				if strings.Contains(e.Message, text) {
+					kind, warning = e.InvolvedObject.Kind, e.Type == corev1.EventTypeWarning && e.Reason != "VolumeResizeFailed"
 					return nil
 				}
 				seen = append(seen, e.Message)
 			}
 		}
 		return fmt.Errorf("got events %q", seen)
+	})
+	switch {
+	case warning && kind == "Pod":
+		s.why("pod/"+object, text)
+	case warning && kind == "PersistentVolumeClaim":
+		s.why("pvc/"+object, text)
+	}
+}
+
+// why runs kubectl cleat why: an object that waits for what the text says is
+// explained with it, and with what helps.
+func (s *space) why(object, text string) {
+	s.Helper()
+	s.until("kubectl cleat why "+object, func(ctx context.Context) error {
+		c := exec.CommandContext(s.Context(), filepath.Join(testCluster.Dir, "bin", "cleat"), "kubectl", "why", "--kubeconfig", testCluster.Kubeconfig, "-n", s.name, object)
+		out, err := c.CombinedOutput()
+		if err == nil || !strings.Contains(string(out), text) || !strings.Contains(string(out), "\nNext:\n") || strings.Contains(string(out), "Not read:") {
+			return fmt.Errorf("want an answer with %q and what helps (%v):\n%s", text, err, out)
+		}
+		return nil
 	})
 }
 

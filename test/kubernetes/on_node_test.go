@@ -203,6 +203,7 @@ func (s *space) pending(name, why string) {
 		}
 		return fmt.Errorf("phase %s", p.Status.Phase)
 	})
+	s.why("pod/"+name, why)
 }
 
 // dropClaim deletes an unused claim.

@@ -1,0 +1,211 @@
+package diagnosis
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// Finding is the state of one part of cleat in the cluster.
+type Finding struct {
+	Object  string `json:"object"`         // such as "pod cleat-system/cleat-csi-node-x7"
+	Node    string `json:"node,omitempty"` // on which it runs, or which it concerns
+	State   string `json:"state"`          // one line
+	Problem bool   `json:"problem"`        // the state is not as it must be
+	Next    string `json:"next,omitempty"` // a command that says more
+}
+
+// Status returns the state of every pod of a cleat release, of drivers on their
+// nodes, of fences and of withdrawn devices: what is wrong first. The second
+// result is what could not be read.
+func (e *Explainer) Status(ctx context.Context) ([]Finding, []string) {
+	pods := e.releasePods(ctx)
+	var all []Finding
+	plugins := map[string]bool{} // nodes with a device plugin
+	for _, p := range pods {
+		all = append(all, e.podFinding(ctx, p))
+		if p.Labels[componentLabel] == "sriov-plugin" {
+			plugins[p.Spec.NodeName] = true
+		}
+	}
+	all = append(all, e.fenceFindings(ctx)...)
+	all = append(all, e.withdrawn(ctx, plugins)...)
+	slices.SortStableFunc(all, func(a, b Finding) int {
+		return cmp.Or(-compareBool(a.Problem, b.Problem), strings.Compare(a.Node, b.Node), strings.Compare(a.Object, b.Object))
+	})
+	return all, e.unread
+}
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
+}
+
+// releasePods returns the pods that run a server of cleat.
+func (e *Explainer) releasePods(ctx context.Context) []*corev1.Pod {
+	pods, _ := list[corev1.Pod](ctx, e, core("pods"), "", metav1.ListOptions{
+		LabelSelector: componentLabel + " in (csi-node,csi-controller,csi-placement,fence,dpu,sriov-plugin,sriov-daemon)",
+	})
+	return slices.DeleteFunc(pods, func(p *corev1.Pod) bool {
+		return !slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool {
+			return len(c.Args) > 0 && slices.Contains([]string{"csi", "fence", "dpu", "sriov"}, c.Args[0])
+		})
+	})
+}
+
+func driverOf(p *corev1.Pod) string {
+	for _, c := range p.Spec.Containers {
+		for _, arg := range c.Args {
+			if name, is := strings.CutPrefix(arg, driverArgument); is {
+				return name
+			}
+		}
+	}
+	return ""
+}
+
+func (e *Explainer) podFinding(ctx context.Context, p *corev1.Pod) Finding {
+	f := Finding{Object: fmt.Sprintf("pod %s/%s", p.Namespace, p.Name), Node: p.Spec.NodeName}
+	state, container := podState(p)
+	f.State = state
+	switch {
+	case p.Spec.NodeName == "":
+		f.Problem, f.Next = true, fmt.Sprintf("kubectl cleat why -n %s pod/%s", p.Namespace, p.Name)
+		return f
+	case container != "":
+		f.Problem, f.Next = true, fmt.Sprintf("kubectl -n %s logs %s -c %s --previous", p.Namespace, p.Name, container)
+		return f
+	case state != string(corev1.PodRunning):
+		f.Problem, f.Next = true, fmt.Sprintf("kubectl -n %s describe pod %s", p.Namespace, p.Name)
+		return f
+	}
+	name := driverOf(p)
+	if p.Labels[componentLabel] != nodeComponent || name == "" {
+		return f
+	}
+	csi, known := get[storagev1.CSINode](ctx, e, storage("csinodes"), "", p.Spec.NodeName)
+	switch registered := csi != nil && slices.ContainsFunc(csi.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == name }); {
+	case !known:
+		f.State += ", registration not known"
+	case registered:
+		f.State += ", " + name + " is registered"
+	default:
+		f.State += ", " + name + " is not registered"
+		f.Problem, f.Next = true, fmt.Sprintf("kubectl -n %s exec %s -c driver -- cleat csi status", p.Namespace, p.Name)
+	}
+	return f
+}
+
+// fenceFindings: a fence in force is no fault, and is shown.
+func (e *Explainer) fenceFindings(ctx context.Context) []Finding {
+	fences, _ := list[unstructured.Unstructured](ctx, e, resource("csiaddons.openshift.io", "v1alpha1", "networkfences"), "", metav1.ListOptions{})
+	var all []Finding
+	for _, n := range fences {
+		state, _, _ := unstructured.NestedString(n.Object, "spec", "fenceState")
+		cidrs, _, _ := unstructured.NestedStringSlice(n.Object, "spec", "cidrs")
+		result, _, _ := unstructured.NestedString(n.Object, "status", "result")
+		text, _, _ := unstructured.NestedString(n.Object, "status", "message")
+		f := Finding{Object: "networkfence " + n.GetName(), State: fmt.Sprintf("%s %s: %s", cmp.Or(state, "Fenced"), strings.Join(cidrs, " "), cmp.Or(result, "no result yet"))}
+		if result != "Succeeded" {
+			f.Problem, f.Next = true, "kubectl describe networkfence "+n.GetName()
+			f.State += strings.TrimSuffix(": "+text, ": ")
+		}
+		all = append(all, f)
+	}
+	return all
+}
+
+// withdrawn returns the extended resources of which a node with our device plugin
+// offers none.
+func (e *Explainer) withdrawn(ctx context.Context, plugins map[string]bool) []Finding {
+	if len(plugins) == 0 {
+		return nil
+	}
+	nodes, _ := list[corev1.Node](ctx, e, core("nodes"), "", metav1.ListOptions{})
+	var all []Finding
+	for _, n := range nodes {
+		for name, quantity := range n.Status.Allocatable {
+			if plugins[n.Name] && strings.Contains(string(name), "/") && quantity.IsZero() {
+				all = append(all, Finding{
+					Object: "resource " + string(name), Node: n.Name, State: "0 are offered: withdrawn, or unhealthy", Problem: true,
+					Next: fmt.Sprintf("cleat sriov status    # in the pod of kubectl get pods -A -o wide -l %s=sriov-plugin", componentLabel),
+				})
+			}
+		}
+	}
+	return all
+}
+
+// Volume is a PersistentVolume of a driver of cleat.
+type Volume struct {
+	Name   string   `json:"name"`
+	Claim  string   `json:"claim"` // namespace/name; "": none
+	Size   string   `json:"size"`
+	Driver string   `json:"driver"`
+	Phase  string   `json:"phase"`
+	Nodes  []string `json:"nodes"` // attached to, or, for a volume of one node, stored on
+	Pods   []string `json:"pods"`  // that use the claim and have not ended
+}
+
+// Volumes returns the PersistentVolumes of all drivers of cleat pods, sorted by
+// claim, and what could not be read.
+func (e *Explainer) Volumes(ctx context.Context) ([]Volume, []string) {
+	drivers := map[string]bool{}
+	for _, p := range e.releasePods(ctx) {
+		drivers[driverOf(p)] = true
+	}
+	volumes, _ := list[corev1.PersistentVolume](ctx, e, core("persistentvolumes"), "", metav1.ListOptions{})
+	pods, _ := list[corev1.Pod](ctx, e, core("pods"), "", metav1.ListOptions{})
+	attachments, _ := list[storagev1.VolumeAttachment](ctx, e, storage("volumeattachments"), "", metav1.ListOptions{})
+	all := []Volume{}
+	for _, v := range volumes {
+		if v.Spec.CSI == nil || !drivers[v.Spec.CSI.Driver] {
+			continue
+		}
+		size := v.Spec.Capacity[corev1.ResourceStorage]
+		one := Volume{Name: v.Name, Size: size.String(), Driver: v.Spec.CSI.Driver, Phase: string(v.Status.Phase), Nodes: nodesOf(v, attachments), Pods: []string{}}
+		if ref := v.Spec.ClaimRef; ref != nil {
+			one.Claim = ref.Namespace + "/" + ref.Name
+			for _, p := range pods {
+				if p.Namespace == ref.Namespace && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed && slices.Contains(claimsOf(p), ref.Name) {
+					one.Pods = append(one.Pods, p.Name)
+				}
+			}
+		}
+		all = append(all, one)
+	}
+	slices.SortFunc(all, func(a, b Volume) int {
+		return cmp.Or(strings.Compare(a.Claim, b.Claim), strings.Compare(a.Name, b.Name))
+	})
+	return all, e.unread
+}
+
+func nodesOf(v *corev1.PersistentVolume, attachments []*storagev1.VolumeAttachment) []string {
+	nodes := []string{}
+	for _, at := range attachments {
+		if name := at.Spec.Source.PersistentVolumeName; name != nil && *name == v.Name {
+			nodes = append(nodes, at.Spec.NodeName)
+		}
+	}
+	if len(nodes) > 0 || v.Spec.NodeAffinity == nil || v.Spec.NodeAffinity.Required == nil {
+		return nodes
+	}
+	for _, term := range v.Spec.NodeAffinity.Required.NodeSelectorTerms {
+		for _, x := range term.MatchExpressions {
+			nodes = append(nodes, x.Values...)
+		}
+	}
+	return nodes
+}
