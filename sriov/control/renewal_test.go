@@ -206,7 +206,7 @@ func TestRenewalTakesOverFromItself(t *testing.T) {
 	}
 	p.step(enableRequested{gen(4)}, "open 4 gen 4")
 	p.step(refuse(4, plugin(codes.FailedPrecondition, "hash")))
-	p.state(StateHeld)
+	p.state(StateRefused)
 	if s := p.k.published; s.Held.Generation != 3 || s.Desired.Generation != 4 || s.Reason != "hash" {
 		t.Errorf("%+v", s)
 	}

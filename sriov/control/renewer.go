@@ -30,7 +30,7 @@ const (
 	StateEnabling   RenewerState = "enabling"    // not accepted yet, or lost
 	StateHeld       RenewerState = "held"        // accepted
 	StateNotServed  RenewerState = "nobody"      // no process serves the socket
-	StateRefused    RenewerState = "refused"     // retried with exponential backoff
+	StateRefused    RenewerState = "refused"     // retried with exponential backoff; the claim before can be held
 	StateSuperseded RenewerState = "superseded"  // by another daemon
 	StateDisabled   RenewerState = "disabled"    // by another client
 	StateStale      RenewerState = "stood-still" // this process was suspended and lost the devices
@@ -59,7 +59,7 @@ func (r *renewal) status() RenewerStatus {
 	case r.desired == nil:
 	case r.halted != "":
 		s.State = r.halted
-	case r.current != nil && !r.current.withdrawn:
+	case r.current != nil && !r.current.withdrawn && r.retryState != StateRefused:
 		s.State = StateHeld
 	case r.retryState != "":
 		s.State = r.retryState

@@ -246,3 +246,42 @@ func TestPluginThatCannotCloseFunctions(t *testing.T) {
 	s.after(10*time.Second, observe{})
 	s.step(s.seen(nil), withdraw{})
 }
+
+// The plugin refuses a claim for an older generation of the node state that it
+// serves, as after a restored backup: the devices are withdrawn first.
+func TestOlderGeneration(t *testing.T) {
+	for name, spec := range map[string]nodestate.Spec{"unchanged": specOf(2, 0), "cannot be reached": specOf(9, 0)} {
+		t.Run(name, func(t *testing.T) {
+			s := newScript(t, Rules{Mode: Apply})
+			s.serve()
+			s.desired(3, specOf(2, 0), observe{})
+			s.step(s.seen(nil), enable{}, record{})
+			s.step(recorded{})
+			s.desired(2, spec, observe{})
+			s.step(s.seen(nil), withdraw{})
+			s.step(withdrawn{result: acknowledged}, observe{})
+			s.step(s.seen(nil), enable{}, record{})
+		})
+	}
+}
+
+// A refused claim leaves the devices of the one before offered: those of functions
+// that are to be closed, too.
+func TestRefusedClaimWithdraws(t *testing.T) {
+	s := newScript(t, Rules{Mode: Apply})
+	s.serve()
+	before := s.r.gate.claim
+	s.desired(2, specOf(9, 0), observe{})
+	s.step(s.seen(nil), enable{}, record{})
+	s.step(recorded{})
+	refused := control.RenewerStatus{State: control.StateRefused, Code: codes.FailedPrecondition, Desired: &s.r.gate.claim, Held: &before, Reason: "another config_hash"}
+	s.step(gateChanged{refused}, withdraw{})
+	s.step(withdrawn{result: acknowledged}, observe{})
+	s.step(s.seen(nil)) // not claimed again at once
+	s.now = s.now.Add(pollDelay)
+	s.step(timeout{}, observe{})
+	s.step(s.seen(nil), enable{})
+	if c := s.r.gate.claim; c.Closed[pf0] == "" {
+		t.Errorf("claimed %+v, want %s closed", c, pf0)
+	}
+}

@@ -48,7 +48,7 @@ func (r *reconciler) decideApply(o observation, p plan.Plan, w *work) {
 	r.status.Held, r.status.Unacknowledged = w.held, ""
 	claim := r.claim(o.hash, w.closed)
 	switch g := &r.gate; {
-	case w.node != "" && g.position != gateClosed:
+	case g.position != gateClosed && (w.node != "" || isOlder(claim, g.claim)):
 		r.withdrawAll()
 		return
 	case g.position != gateClosed:
@@ -244,6 +244,12 @@ func (r *reconciler) claim(hash string, closed gate.Closed) gate.Claim {
 	}
 	return gate.Claim{UID: r.desired.state.UID, Generation: r.desired.state.Generation, Hash: hash,
 		Node: r.rules.Node, Lease: r.rules.Lease, Hold: r.rules.Hold, Closed: closed}
+}
+
+// isOlder reports whether the plugin refuses a claim while it has the other one: the
+// node state went back to an earlier generation, as after a restored backup.
+func isOlder(claim, than gate.Claim) bool {
+	return claim.UID != "" && claim.UID == than.UID && claim.Generation < than.Generation
 }
 
 // enable opens the gate, or takes over from the claim before.

@@ -38,9 +38,10 @@
 // A PF that drifts again, or whose repair fails, waits (closed.go) with
 // exponential backoff, and the others go on.
 //
-// A plugin that cannot close single functions, or that has not acknowledged it in
-// time, gets a withdrawal of the whole node; so does a process that starts after
-// one that was interrupted during steps.
+// A plugin that cannot close single functions, refuses to, or has not acknowledged
+// it in time, gets a withdrawal of the whole node; so does a process that starts
+// after one that was interrupted during steps, and a node state that goes back to
+// an older generation, whose claim the plugin refuses.
 //
 // A plugin that cannot acknowledge a withdrawal gets a timeout. If the kubelet
 // still has the functions as allocatable after it, the plugin does not

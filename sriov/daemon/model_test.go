@@ -87,7 +87,8 @@ func (w *model) step(e event) {
 			case observe:
 				w.observingFor, w.observingClosed = w.key(), w.shutOK || w.acked
 			case withdraw:
-				if w.rules.Mode == Apply && w.acked && w.desired != nil && !w.readFailed {
+				older := w.desired != nil && w.desired.UID == w.offering.UID && w.desired.Generation < w.offering.Generation
+				if w.rules.Mode == Apply && w.acked && w.desired != nil && !w.readFailed && !older {
 					w.Fatalf("all devices are withdrawn, though %v are acknowledged: %+v", w.offering.Closed, w.r.snapshot())
 				}
 			}
@@ -114,6 +115,8 @@ func (w *model) opens(a enable) {
 		w.Fatalf("opened for %+v, wanted %s", a.Claim, w.key())
 	case w.has(withdraw{}):
 		w.Fatalf("opened during a withdrawal")
+	case w.gate && a.Claim.UID == w.offering.UID && a.Claim.Generation < w.offering.Generation:
+		w.Fatalf("the plugin refuses generation %d while it serves %d", a.Claim.Generation, w.offering.Generation)
 	case w.seen == nil || w.seenOf != w.key():
 		w.Fatalf("opened without an observation for %s (for %s, %v)", w.key(), w.seenOf, w.seen)
 	case w.rules.Mode == Follow && w.desired.Status.SyncStatus != nodestate.Succeeded:
@@ -265,7 +268,9 @@ func (w *model) event() {
 	t := w.T
 	switch rapid.IntRange(0, 18).Draw(t, "event") {
 	case 0, 1:
-		w.gen++
+		if w.gen++; w.gen > 2 && rapid.IntRange(0, 4).Draw(t, "older") == 0 {
+			w.gen -= 2
+		}
 		w.send(w.drawSpec(), rapid.SampledFrom([]string{"", nodestate.InProgress, nodestate.Succeeded, nodestate.Failed}).Draw(t, "status"))
 	case 2:
 		if w.desired != nil {
@@ -309,7 +314,12 @@ func (w *model) event() {
 		w.acknowledge()
 	case 14:
 		if c := w.offering; w.gate && !w.acked && len(c.Closed) > 0 {
-			w.step(gateChanged{control.RenewerStatus{State: control.StateRefused, Code: codes.Unimplemented, Desired: &c, Since: w.now}})
+			code := rapid.SampledFrom([]codes.Code{codes.Unimplemented, codes.FailedPrecondition}).Draw(t, "code")
+			of := w.r.gate.position == gateOpen && c.Equal(w.r.gate.claim)
+			w.step(gateChanged{control.RenewerStatus{State: control.StateRefused, Code: code, Desired: &c, Since: w.now}})
+			if of && w.r.gate.position == gateOpen {
+				w.Fatalf("the plugin refused %+v, and what it offers is not withdrawn", c)
+			}
 		}
 	case 11:
 		if w.rules.Mode == Follow && w.desired != nil {

@@ -344,13 +344,13 @@ func (e gateChanged) handle(r *reconciler) {
 }
 
 // checkRestriction handles the plugin's answer to a claim with closed functions.
-// Of one that cannot close single functions, all devices are withdrawn.
+// If the plugin refuses it, all devices are withdrawn: those of the claim before
+// are still offered.
 func (r *reconciler) checkRestriction(s control.RenewerStatus) {
 	g := &r.gate
 	if len(g.claim.Closed) == 0 || g.acknowledged || s.Desired == nil || !s.Desired.Equal(g.claim) {
 		return
 	}
-	cannot := s.State == control.StateRefused && s.Code == codes.Unimplemented
 	switch {
 	case s.State == control.StateHeld && s.Held != nil && s.Held.Equal(g.claim) && s.Plugin.Withdrawn:
 		g.acknowledged, g.closedAt, g.result = true, r.now, control.Withdrawal{Acknowledged: true}
@@ -358,9 +358,9 @@ func (r *reconciler) checkRestriction(s control.RenewerStatus) {
 		if r.status.Phase == Withdrawing {
 			r.due = r.now
 		}
-	case cannot, s.State == control.StateNotServed && r.status.Phase == Withdrawing:
+	case s.State == control.StateRefused, s.State == control.StateNotServed && r.status.Phase == Withdrawing:
 		g.wholeUntil, g.wholeReason = r.now.Add(pollDelay), s.Reason
-		if cannot {
+		if s.Code == codes.Unimplemented { // it cannot close single functions
 			g.wholeUntil = r.now.Add(r.rules.Resync)
 		}
 		r.withdrawAll()

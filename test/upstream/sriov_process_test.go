@@ -28,6 +28,7 @@ func TestSriovLossOfControl(t *testing.T) {
 		daemon []string // flags
 		lose   func(s *sriovSite)
 		regain func(s *sriovSite)
+		listed int64 // devices afterwards
 	}{
 		{
 			name: "the daemon is killed",
@@ -40,6 +41,11 @@ func TestSriovLossOfControl(t *testing.T) {
 			daemon: []string{"--lease", "2s"},
 			lose:   func(s *sriovSite) { s.daemon.signal(syscall.SIGSTOP) },
 			regain: func(s *sriovSite) { s.daemon.signal(syscall.SIGCONT) },
+		}, {
+			name:   "a generation that cannot be met",
+			listed: 4, // of a closed PF, unhealthy
+			lose:   func(s *sriovSite) { s.want(2, impossible) },
+			regain: func(s *sriovSite) { s.want(3, ""); s.held(3) },
 		}, {
 			name:   "a generation that the operator has not applied",
 			daemon: []string{"--mode", "follow"},
@@ -77,7 +83,7 @@ func TestSriovLossOfControl(t *testing.T) {
 					if answer := s.admit(1); answer["error"] == nil {
 						t.Errorf("a pod was admitted after the loss: %s", answer)
 					}
-					s.awaitCounts(0, 0)
+					s.awaitCounts(c.listed, 0)
 				}
 				if c.regain == nil {
 					s.answer(c.daemon...)
