@@ -207,6 +207,23 @@ func TestOtherPFsStayOffered(t *testing.T) {
 	})
 }
 
+// Functions of a PF that the daemon could not configure are not its own: others
+// created them, and a desired state without the PF leaves them.
+func TestPFThatCannotBeReachedIsNotManaged(t *testing.T) {
+	spec := specOf(2, 0)
+	spec.Interfaces = append(spec.Interfaces, nodestate.Interface{PCIAddress: pf1, NumVFs: 9})
+	l := &life{script: newScript(t, Rules{Mode: Apply})}
+	testkit.Must(t, l.node.do(plan.SetNumVFs{PF: pf1, Number: 2}))
+	l.run(desiredReported{stateUpdate(nodestate.NodeState{UID: "u", Generation: 1, Spec: spec})}, time.Minute)
+	l.phase(Failed, "numVfs is 9")
+	testkit.Diff(t, "managed", []string{pf0}, l.r.record.Managed)
+	l.run(desiredReported{stateUpdate(nodestate.NodeState{UID: "u", Generation: 2, Spec: specOf(2, 0)})}, time.Minute)
+	l.phase(Serving, "")
+	if p, _ := l.node.find(pf1); p.NumVFs != 2 {
+		t.Errorf("%s has %d functions, want the 2 that others created; steps: %q", pf1, p.NumVFs, l.steps)
+	}
+}
+
 // A plugin without the extension gets the whole node, as before.
 func TestPluginThatCannotCloseFunctions(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
