@@ -115,7 +115,7 @@ func TestProvide(t *testing.T) {
 			}
 		})
 	}
-	pf.ESwitch, pf.TCOffload, pf.VFs[0].Driver = nodestate.Legacy, "", "" // as after a failed step
+	pf.ESwitch, pf.TCOffload, pf.FlowSteering, pf.VFs[0].Driver = nodestate.Legacy, "", "dmfs", "" // as after a failed step
 	testkit.Diff(t, "steps", []Step{SetFlowSteering{pf0, SMFS}, SetESwitch{pf0, nodestate.Switchdev}}, Compute(spec, s, Options{}).Steps)
 	pf.Vendor = "8086"
 	testkit.Diff(t, "steps", []Step{SetESwitch{pf0, nodestate.Switchdev}}, Compute(spec, s, Options{}).Steps)
