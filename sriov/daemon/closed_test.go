@@ -3,6 +3,7 @@ package daemon
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 
 	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/gate"
+	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/nodestate/source"
 	"github.com/cleatproject/cleat/sriov/plan"
@@ -21,6 +23,7 @@ import (
 type life struct {
 	*script
 	change  func() // the node, at each observation
+	see     func(*observation)
 	fail    func(plan.Step) error
 	held    []podresources.Holder
 	claims  []gate.Claim
@@ -40,7 +43,11 @@ func (l *life) run(e event, long time.Duration) {
 					l.change()
 				}
 				l.revision = a.revision
-				events = append(events, l.seen(func(o *observation) { o.pods.holders = l.held }))
+				events = append(events, l.seen(func(o *observation) {
+					if o.pods.holders = l.held; l.see != nil {
+						l.see(o)
+					}
+				}))
 			case apply:
 				err := error(nil)
 				if l.fail != nil {
@@ -194,6 +201,43 @@ func TestOtherPFsStayOffered(t *testing.T) {
 		l.phase(Serving, "")
 		testkit.Diff(t, "driver", "vfio-pci", v.Driver)
 	})
+	for name, c := range map[string]struct {
+		see    func(*observation)
+		closed string
+	}{
+		"a function that is not read": {func(o *observation) { o.unread = []inventory.Problem{unreadable(vfAddress(pf0, 1))} }, vfAddress(pf0, 1)},
+		"a function that is missing": {func(o *observation) {
+			o.unread, o.state.PFs[0].VFs = []inventory.Problem{unreadable(vfAddress(pf0, 1))}, o.state.PFs[0].VFs[:1]
+		}, pf0},
+		"a PF that is not read": {func(o *observation) {
+			o.unread, o.state.PFs = []inventory.Problem{unreadable(pf0), unreadable(vfAddress(pf0, 1))}, o.state.PFs[1:]
+		}, pf0},
+		"static GUIDs that are not read": {func(o *observation) {
+			o.guidsErr, o.state.PFs[0].Link = errors.New("input/output error"), plan.InfiniBand
+		}, pf0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLife(t, twoPFs())
+			l.see, l.steps = c.see, nil
+			spec := twoPFs()
+			spec.Interfaces[1].VFGroups[0].MTU = 1700
+			l.run(desiredReported{stateUpdate(nodestate.NodeState{UID: "u", Generation: 2, Spec: spec})}, time.Minute)
+			l.phase(Failed, "input/output error")
+			testkit.Diff(t, "closed", []string{c.closed}, closed(l))
+			if _, v := l.node.find(vfAddress(pf1, 0)); v.MTU != 1700 || l.refused != 0 {
+				t.Errorf("the other PF: %+v; %d withdrawals", v, l.refused)
+			}
+			l.see = nil
+			l.run(timeout{}, time.Minute)
+			l.phase(Serving, "")
+			testkit.Diff(t, "closed", []string(nil), closed(l))
+			for _, step := range l.steps {
+				if strings.Contains(step, pf0) {
+					t.Errorf("%s was changed: %s", pf0, step)
+				}
+			}
+		})
+	}
 	t.Run("a problem of the node", func(t *testing.T) {
 		spec := twoPFs()
 		spec.System.RDMAMode = nodestate.Exclusive

@@ -3,6 +3,7 @@ package daemon
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"time"
@@ -149,11 +150,16 @@ func (r *reconciler) plan(o observation) (plan.Plan, error) {
 		managed, compute = r.record.Managed, plan.Compute
 	}
 	spec := r.desired.state.Spec
-	if err := o.check(spec, managed); err != nil {
+	unread, err := o.notRead(spec, managed)
+	if err == nil && len(unread) > 0 && r.rules.Mode == Follow { // which has one gate for the node
+		address := slices.Min(slices.Collect(maps.Keys(unread)))
+		err = fmt.Errorf("incomplete observation: %s: %s", address, unread[address])
+	}
+	if err != nil {
 		return plan.Plan{}, fmt.Errorf("read the node: %w", err)
 	}
 	return compute(spec, o.state, plan.Options{Managed: managed, Held: r.held(o.state), Fresh: r.created.fresh, GUIDs: o.guids,
-		Baselines: o.baselines, KeepResidue: r.rules.KeepResidue, Accept: r.rules.Accept, Accepted: o.accepted}), nil
+		Baselines: o.baselines, KeepResidue: r.rules.KeepResidue, Accept: r.rules.Accept, Accepted: o.accepted, Unread: unread}), nil
 }
 
 // observationFailed keeps offered devices offered: a read failure is not a

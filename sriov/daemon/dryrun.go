@@ -52,7 +52,7 @@ func DryRun(ctx context.Context, c Config) (Preview, error) {
 	ctx, cancel := context.WithTimeout(ctx, observeTimeout)
 	defer cancel()
 	o := (&Daemon{config: c}).observe(ctx)
-	if o.err == nil {
+	if _, err := o.notRead(u.State.Spec, nil); err == nil {
 		t := newTracker(functions)
 		o.baselines, _ = t.observe(u.State.Spec, o)
 		o.accepted = t.saved.Accepted

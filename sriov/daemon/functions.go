@@ -43,13 +43,15 @@ func newTracker(saved Functions) *tracker {
 }
 
 // observe returns the baselines of functions that have to be compared, and
-// whether saved has changed.
+// whether saved has changed. Of functions that were not read, and of all that
+// might not exist, it keeps what is saved.
 func (t *tracker) observe(spec nodestate.Spec, o observation) (compare map[string]plan.VF, changed bool) {
 	before := Functions{maps.Clone(t.saved.Baselines), t.saved.Accepted, t.saved.Unchecked}
 	held := map[string]bool{}
 	for _, h := range o.pods.holders {
 		held[h.ID] = true
 	}
+	unread, _ := o.notRead(spec, nil)
 	compare = map[string]plan.VF{}
 	exists := map[string]bool{}
 	var inPods []plan.Entry
@@ -64,6 +66,10 @@ func (t *tracker) observe(spec nodestate.Spec, o observation) (compare map[strin
 				continue
 			}
 			exists[v.Address] = true
+			if unread[i.PCIAddress] != "" || unread[v.Address] != "" {
+				delete(t.clean, v.Address)
+				continue
+			}
 			if t.saved.Baselines[v.Address].Instance != v.Instance { // it was created again
 				delete(t.saved.Baselines, v.Address)
 			}
@@ -77,8 +83,10 @@ func (t *tracker) observe(spec nodestate.Spec, o observation) (compare map[strin
 			}
 		}
 	}
-	maps.DeleteFunc(t.saved.Baselines, func(address string, _ plan.VF) bool { return !exists[address] })
-	t.accept(spec, o, inPods)
+	if len(unread) == 0 {
+		maps.DeleteFunc(t.saved.Baselines, func(address string, _ plan.VF) bool { return !exists[address] })
+		t.accept(spec, o, inPods)
+	}
 	return compare, !reflect.DeepEqual(before, t.saved)
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/plan"
 	"github.com/cleatproject/cleat/sriov/podresources"
@@ -22,6 +23,7 @@ type history struct {
 	vf      plan.VF
 	holder  bool
 	err     error
+	unread  []inventory.Problem
 }
 
 var historySpec = nodestate.Spec{Interfaces: []nodestate.Interface{{PCIAddress: pf0, NumVFs: 1, VFGroups: []nodestate.VFGroup{{VFRange: "0-0"}}}}}
@@ -33,7 +35,7 @@ func newHistory(t *testing.T) *history {
 // observe returns the VLAN to which the function is to be reset, or -1.
 func (h *history) observe() int {
 	h.Helper()
-	o := observation{state: plan.State{PFs: []plan.PF{{Address: pf0, NumVFs: 1, VFs: []plan.VF{h.vf}}}}}
+	o := observation{state: plan.State{PFs: []plan.PF{{Address: pf0, NumVFs: 1, VFs: []plan.VF{h.vf}}}}, unread: h.unread}
 	if o.pods.err = h.err; h.holder {
 		o.pods.holders = []podresources.Holder{{ID: h.vf.Address}}
 	}
@@ -66,6 +68,17 @@ func TestTracker(t *testing.T) {
 			h.want(none, "the pod changed nothing")
 			h.vf.VLAN = 8
 			h.want(none, "changed again")
+		},
+		"a pod's change, while nothing can be read": func(h *history) {
+			h.observe()
+			h.pod()
+			h.unread = []inventory.Problem{unreadable(pf0)}
+			whole := h.vf
+			h.vf = plan.VF{Address: whole.Address}
+			h.want(none, "not read")
+			h.unread, h.vf = nil, whole
+			h.vf.VLAN = 7
+			h.want(0, "read again")
 		},
 		"a pod's change": func(h *history) {
 			h.observe()

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -32,6 +33,8 @@ type observation struct {
 	pods   pods
 	err    error // if set, only pods is valid
 
+	guidsErr error // of InfiniBand PFs
+
 	baselines map[string]plan.VF // of functions that pods might have changed
 	accepted  []plan.Unmet
 }
@@ -60,9 +63,7 @@ func (d *Daemon) observe(ctx context.Context) (o observation) {
 	if o.err == nil {
 		o.hash, o.err = hashOf(d.config.PluginConfig)
 	}
-	if o.err == nil {
-		o.guids, o.err = readGUIDs(d.config.GUIDFile)
-	}
+	o.guids, o.guidsErr = readGUIDs(d.config.GUIDFile)
 	return o
 }
 
@@ -72,7 +73,7 @@ func (d *Daemon) track(ctx context.Context, spec nodestate.Spec, polled map[stri
 	for address := range polled {
 		delete(d.tracker.clean, address)
 	}
-	if o.check(spec, nil) != nil {
+	if _, err := o.notRead(spec, nil); err != nil {
 		return
 	}
 	var changed bool
@@ -170,36 +171,52 @@ func hashOf(path string) (string, error) {
 
 var addresses = regexp.MustCompile(`^[0-9a-f]+:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 
-// check returns an error if something that a plan might need could not be read.
-func (o observation) check(spec nodestate.Spec, managed []string) error {
+// notRead returns what a plan must leave alone because it could not be read: PFs
+// of the desired state or of managed, and their VFs, by address. The error is of
+// the whole node.
+func (o observation) notRead(spec nodestate.Spec, managed []string) (map[string]string, error) {
 	if o.err != nil {
-		return o.err
+		return nil, o.err
 	}
-	missing := map[string]bool{}
+	partial := map[string]bool{} // PFs that a plan needs: some functions are missing
 	for _, i := range spec.Interfaces {
-		missing[i.PCIAddress] = true
+		partial[i.PCIAddress] = true
 	}
 	for _, pf := range managed {
-		missing[pf] = true
+		partial[pf] = true
 	}
 	needed := map[string]bool{} // by function: the plan needs it
-	complete := true
+	unread := map[string]string{}
 	for _, pf := range o.state.PFs {
-		_, named := missing[pf.Address]
+		_, named := partial[pf.Address]
 		needed[pf.Address] = named
 		for _, v := range pf.VFs {
 			needed[v.Address] = named
 		}
-		if named {
-			delete(missing, pf.Address)
-			complete = complete && len(pf.VFs) == pf.NumVFs
+		if named && len(pf.VFs) == pf.NumVFs {
+			partial[pf.Address] = false
+		}
+		if named && o.guidsErr != nil && pf.Link == plan.InfiniBand {
+			unread[pf.Address] = o.guidsErr.Error()
 		}
 	}
-	complete = complete && len(missing) == 0
 	for _, p := range o.unread {
-		if isNeeded, known := needed[p.What]; isNeeded || !known && (!complete || !addresses.MatchString(p.What)) {
-			return fmt.Errorf("incomplete observation: %s: %w", p.What, p.Err)
+		isNeeded, known := needed[p.Device]
+		_, isPF := partial[p.Device]
+		reason := fmt.Sprintf("could not be read: %s: %v", p.What, p.Err)
+		switch {
+		case p.What == host.WhatRDMA && spec.System.RDMAMode == "":
+		case p.Device == "":
+			return nil, fmt.Errorf("incomplete observation: %s: %w", p.What, p.Err)
+		case isNeeded || isPF:
+			unread[p.Device] = reason
+		case !known && addresses.MatchString(p.Device): // of a PF that has fewer functions than it should
+			for pf, is := range partial {
+				if is {
+					unread[pf] = cmp.Or(unread[pf], reason)
+				}
+			}
 		}
 	}
-	return nil
+	return unread, nil
 }

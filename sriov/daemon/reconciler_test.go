@@ -394,10 +394,19 @@ func TestNodeThatCannotBeRead(t *testing.T) {
 	s.phase(Failed, "no memory")
 }
 
+// unreadable is a problem of a device, or of a path on the machine.
+func unreadable(what string) inventory.Problem {
+	p := inventory.Problem{What: what, Device: what, Err: errors.New("input/output error")}
+	if strings.HasPrefix(what, "/") {
+		p.Device = ""
+	}
+	return p
+}
+
 func TestUnreadParts(t *testing.T) {
 	part := func(what string, change func(*plan.State)) func(*observation) {
 		return func(l *observation) {
-			l.unread = []inventory.Problem{{What: what, Err: errors.New("input/output error")}}
+			l.unread = []inventory.Problem{unreadable(what)}
 			if change != nil {
 				change(&l.state)
 			}

@@ -221,6 +221,9 @@ func TestReadIncomplete(t *testing.T) {
 	if !ok || len(partial.Problems) != 2 || !strings.Contains(err.Error(), pfAddress) || !strings.Contains(err.Error(), pf2Address) {
 		t.Fatalf("%v, want two problems", err)
 	}
+	if partial.Problems[0].Device != pfAddress || partial.Problems[1].Device != pf2Address {
+		t.Errorf("%+v, want one of each PF", partial.Problems)
+	}
 	if len(s.PFs) != 2 || len(s.PFs[0].VFs) != 1 || s.PFs[0].VFs[0].Known {
 		t.Errorf("%+v", s)
 	}

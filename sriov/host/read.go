@@ -33,6 +33,9 @@ func (e *Incomplete) Error() string {
 	return "read the SR-IOV functions: incomplete: " + strings.Join(texts, "; ")
 }
 
+// WhatRDMA is the mode of the RDMA subsystem, of an inventory.Problem.
+const WhatRDMA = "the RDMA subsystem"
+
 const readKey = "the machine"
 
 // Read returns the machine's state. With an *Incomplete error the state is
@@ -61,8 +64,8 @@ type scan struct {
 	problems []inventory.Problem
 }
 
-func (s *scan) problem(what string, err error) {
-	s.problems = append(s.problems, inventory.Problem{What: what, Err: err})
+func (s *scan) problem(function string, err error) {
+	s.problems = append(s.problems, inventory.Problem{What: function, Device: function, Err: err})
 }
 
 func (h *Host) read(ctx context.Context, c *call) (plan.State, error) {
@@ -85,7 +88,7 @@ func (h *Host) read(ctx context.Context, c *call) (plan.State, error) {
 	state := plan.State{}
 	c.setCurrent("read the mode of the RDMA subsystem")
 	if state.RDMAMode, err = h.config.Network.RDMAMode(ctx); err != nil {
-		s.problem("the RDMA subsystem", err)
+		s.problems = append(s.problems, inventory.Problem{What: WhatRDMA, Err: err})
 	}
 	virtual := map[string][]inventory.Function{}
 	for _, f := range seen.Functions {

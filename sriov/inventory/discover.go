@@ -86,13 +86,15 @@ type scan struct {
 	problems []Problem
 }
 
-func (s *scan) problem(what string, err error) {
+func (s *scan) problem(what string, err error) { s.problemOf("", what, err) }
+
+func (s *scan) problemOf(device, what string, err error) {
 	if err == nil {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.problems = append(s.problems, Problem{What: what, Err: err})
+	s.problems = append(s.problems, Problem{What: what, Device: device, Err: err})
 }
 
 func (s *scan) run(ctx context.Context) *Snapshot {

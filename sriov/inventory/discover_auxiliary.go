@@ -20,11 +20,11 @@ func (s *scan) readAuxiliaries() {
 		}
 		parent := s.functions[at.address]
 		if parent == nil || at.below != "" {
-			s.problem(name, fmt.Errorf("%s/%s has no network function or accelerator as its parent that could be read, but %q", bus, name, at.address))
+			s.problemOf(name, name, fmt.Errorf("%s/%s has no network function or accelerator as its parent that could be read, but %q", bus, name, at.address))
 			return
 		}
 		a, exists, err := readAuxiliary(devices, name)
-		s.problem(name, err)
+		s.problemOf(name, name, err)
 		if exists {
 			a.Type, a.Parent.Address = scalable, parent.Address
 			s.auxiliary[name] = &a

@@ -103,7 +103,7 @@ func (s *scan) userspace(context.Context) {
 		if err == nil {
 			f.VDPA = v
 		}
-		s.problem(bus+"/"+name, ignoreAbsent(err))
+		s.problemOf(f.Address, bus+"/"+name, ignoreAbsent(err))
 	})
 }
 

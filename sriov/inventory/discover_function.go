@@ -33,7 +33,7 @@ func readFunction(bus sysfs.Dir, address string) functionReading {
 	var r functionReading
 	add := func(err error) {
 		if err := ignoreAbsent(err); err != nil {
-			r.problems = append(r.problems, Problem{address, err})
+			r.problems = append(r.problems, Problem{address, address, err})
 		}
 	}
 	fail := func(err error) functionReading {

@@ -96,7 +96,11 @@ func (s *scan) listLinks(ctx context.Context) (at map[string]devicePath, links [
 			continue
 		}
 		for _, name := range unknown {
-			s.problem(name, fmt.Errorf("class/net has the network device %q and the kernel's list of links does not: both must be of one network namespace", name))
+			device := name
+			if at[name].isFunction() {
+				device = at[name].address
+			}
+			s.problemOf(device, name, fmt.Errorf("class/net has the network device %q and the kernel's list of links does not: both must be of one network namespace", name))
 		}
 		return at, links, byName
 	}

@@ -24,7 +24,7 @@ func (s *scan) rdma(context.Context) {
 		found = append(found, name)
 		at[name], on[where] = where, append(on[where], name)
 		if f := s.functions[where.address]; f != nil && where.isFunction() && f.PKey == "" {
-			f.PKey = s.pkey(class, name)
+			f.PKey = s.pkey(class, where.address, name)
 		}
 	})
 	nodes := s.charDevices(on)
@@ -60,7 +60,7 @@ func (s *scan) charDevices(on map[devicePath][]string) map[string][]CharDevice {
 			default:
 				var err error
 				if device, err = class.Text(name + "/ibdev"); err != nil {
-					s.problem(dir+"/"+name, ignoreAbsent(err))
+					s.problemOf(where.address, dir+"/"+name, ignoreAbsent(err))
 					return
 				}
 			}
@@ -75,14 +75,14 @@ func (s *scan) charDevices(on map[devicePath][]string) map[string][]CharDevice {
 	return of
 }
 
-func (s *scan) pkey(class sysfs.Dir, name string) string {
+func (s *scan) pkey(class sysfs.Dir, function, name string) string {
 	key, err := class.Text(name + "/ports/1/pkeys/0")
 	if err != nil {
-		s.problem(infiniband+"/"+name, ignoreAbsent(err))
+		s.problemOf(function, infiniband+"/"+name, ignoreAbsent(err))
 		return ""
 	}
 	if _, err := strconv.ParseUint(strings.TrimPrefix(key, "0x"), 16, 16); err != nil {
-		s.problem(infiniband+"/"+name, fmt.Errorf("pkeys/0 of its port 1 is %.40q: want a number such as 0x8001", key))
+		s.problemOf(function, infiniband+"/"+name, fmt.Errorf("pkeys/0 of its port 1 is %.40q: want a number such as 0x8001", key))
 		return ""
 	}
 	return key

@@ -113,7 +113,7 @@ func (s *scan) relate(read []functionReading) {
 			err = fmt.Errorf("%w (its PF is %q by its own link, %q by the PF's)", errInTransition, physfn, m.pf)
 		}
 		if err != nil {
-			s.problem(f.Address, err)
+			s.problemOf(f.Address, f.Address, err)
 			continue
 		}
 		f.PF, f.VF = m.pf, m.index

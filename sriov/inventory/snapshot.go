@@ -119,5 +119,8 @@ type Auxiliary struct {
 // Problem is a read error.
 type Problem struct {
 	What string // 0000:3b:02.1, or a path
-	Err  error
+	// Device is the only device that it concerns, by name or address; "": the
+	// machine.
+	Device string
+	Err    error
 }

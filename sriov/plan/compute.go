@@ -3,6 +3,7 @@ package plan
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -14,7 +15,8 @@ import (
 //   - A PF that the desired state does not name is left alone, unless it is in
 //     Options.Managed: then its functions are removed.
 //   - A PF that does not exist gives a note and does not block the others.
-//   - A PF with a problem gets no steps; the others do.
+//   - A PF with a problem gets no steps; the others do. So does a PF or VF that
+//     could not be read.
 //   - The number of functions is always changed by way of 0.
 //   - The MTU of a PF is only raised. A PF is brought up before its functions:
 //     some VF drivers request their address from it.
@@ -51,6 +53,10 @@ func Compute(spec nodestate.Spec, s State, o Options) Plan {
 	}
 	p.system(spec, s)
 	named := map[string]bool{}
+	for _, pf := range o.unreadPFs(s) {
+		invalid[pf] = true
+		p.problem(pf, "%s", o.Unread[pf])
+	}
 	for _, i := range spec.Interfaces {
 		named[i.PCIAddress] = true
 		if invalid[i.PCIAddress] {
@@ -66,12 +72,21 @@ func Compute(spec nodestate.Spec, s State, o Options) Plan {
 	}
 	for _, pf := range s.PFs {
 		// The original MTU is not known.
-		if !named[pf.Address] && slices.Contains(o.Managed, pf.Address) && (pf.NumVFs > 0 || pf.mode() != nodestate.Legacy) {
+		if !named[pf.Address] && !invalid[pf.Address] && slices.Contains(o.Managed, pf.Address) && (pf.NumVFs > 0 || pf.mode() != nodestate.Legacy) {
 			p.rebuild(nodestate.Interface{PCIAddress: pf.Address}, pf)
 		}
 	}
 	p.checkBridges(spec, s)
 	return p.plan
+}
+
+// unreadPFs returns the addresses of Unread that are not those of read VFs.
+func (o Options) unreadPFs(s State) []string {
+	owners := s.Owners()
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(o.Unread)), func(of string) bool {
+		pf, known := owners[of]
+		return known && pf != of
+	})
 }
 
 type planner struct {
@@ -278,7 +293,12 @@ func (p *planner) functions(i nodestate.Interface, pf PF) {
 	exists := map[int]bool{}
 	for _, v := range pf.VFs {
 		exists[v.Index] = true
-		if g, ok := i.Group(v.Index); ok && v.Index < i.NumVFs {
+		g, ok := i.Group(v.Index)
+		switch why := p.options.Unread[v.Address]; {
+		case !ok || v.Index >= i.NumVFs:
+		case why != "":
+			f.problemOf(v, "%s", why)
+		default:
 			f.planVF(g, v)
 		}
 	}

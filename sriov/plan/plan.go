@@ -69,6 +69,9 @@ type Options struct {
 	// PFs whose functions were just created. Their drivers' random addresses
 	// are set explicitly, so that the functions keep them.
 	Fresh []string
+	// What could not be read, with the reason: PFs and VFs by address. Nothing is
+	// planned for them.
+	Unread map[string]string
 	// Static InfiniBand GUIDs. Other PFs' functions get derived GUIDs.
 	GUIDs []GUIDPool
 }

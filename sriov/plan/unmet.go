@@ -86,8 +86,8 @@ func (p *planner) checkBridges(spec nodestate.Spec, s State) {
 		interfaces, exists := s.Bridges[b.Name]
 		for _, uplink := range b.Uplinks {
 			n := slices.IndexFunc(s.PFs, func(pf PF) bool { return pf.Address == uplink.PCIAddress })
-			if n < 0 {
-				continue // it has no functions here
+			if n < 0 || p.options.Unread[uplink.PCIAddress] != "" {
+				continue // it has no functions here, or they are closed already
 			}
 			u := Unmet{PF: uplink.PCIAddress, Kind: UnmetBridge}
 			pf := s.PFs[n]
