@@ -35,12 +35,7 @@ func (h *Host) setUp(ctx context.Context, c *call, s plan.SetUp) error {
 }
 
 func (h *Host) changeLink(ctx context.Context, c *call, address string, wrong func(netlinks.Link) string, change func(netdev string) error) error {
-	f, err := h.function(address)
-	if err != nil {
-		return err
-	}
-	defer f.dir.Close()
-	netdev, err := f.netdev()
+	netdev, err := h.netdev(address)
 	if err != nil {
 		return err
 	}
@@ -55,6 +50,15 @@ func (h *Host) changeLink(ctx context.Context, c *call, address string, wrong fu
 		c.setCurrent("change the link %s", netdev)
 		return change(netdev)
 	})
+}
+
+func (h *Host) netdev(address string) (string, error) {
+	f, err := h.function(address)
+	if err != nil {
+		return "", err
+	}
+	defer f.dir.Close()
+	return f.netdev()
 }
 
 func (h *Host) setESwitch(ctx context.Context, c *call, s plan.SetESwitch) error {
@@ -90,12 +94,7 @@ func (h *Host) setFlowSteering(ctx context.Context, c *call, s plan.SetFlowSteer
 }
 
 func (h *Host) setTCOffload(ctx context.Context, c *call, s plan.SetTCOffload) error {
-	f, err := h.function(s.PF)
-	if err != nil {
-		return err
-	}
-	defer f.dir.Close()
-	netdev, err := f.netdev()
+	netdev, err := h.netdev(s.PF)
 	if err != nil {
 		return err
 	}
