@@ -37,7 +37,7 @@ demo: ## install missing packages, build, and show volumes, fencing, DPU devices
 	bin/cleat-demo $(DEMO_FLAGS)
 
 test: ## install missing packages and run every test that needs only this machine
-	@scripts/need go root filesystems race fence image
+	@scripts/need go root filesystems race fence ovs image
 	scripts/test
 
 test-ceph: ## install Ceph's packages and test its volumes in a cluster that the tests start
@@ -77,7 +77,7 @@ bench: ## print figures: latencies, data path, memory, comparison with the kubel
 	scripts/bench
 
 soak: ## all variants of the tests; CI runs a selection. PART=power runs one part (CONTRIBUTING.md lists them)
-	@scripts/need go root filesystems race fence image vm ceph kubernetes
+	@scripts/need go root filesystems race fence ovs image vm ceph kubernetes
 	scripts/soak $(PART)
 
 fuzz: ## run every fuzz target for a while (FUZZ_TIME=30s each)

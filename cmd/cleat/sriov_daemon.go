@@ -115,7 +115,7 @@ func (s *sriovDaemonServer) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&r.Force, "force", false, "change functions even if they are in use by pods, or if this is unknown")
 	fs.BoolVar(&r.KeepResidue, "keep-residue", false, "do not reset VLAN, MAC address, trust, ... that the networks of ended pods left on functions: for CNI plugins that keep state")
 	fs.StringSliceVar(&r.Accept, "accept", nil, "offer functions although the node state asks for something that the node does not have: "+strings.Join(plan.Kinds(), ", ")+"; can be repeated")
-	fs.StringVar(&s.machine.OVS, "ovs-socket", ovsdb.DefaultSocket, "socket of the database of Open vSwitch; optional")
+	fs.StringVar(&s.machine.OVS, "ovs-socket", ovsdb.DefaultSocket, "socket of the database of Open vSwitch, in which bridges of the node state are created; optional")
 	fs.BoolVar(&s.dryRun, "dry-run", false, "print the plan and exit")
 	fs.VarP(&s.output, "output", "o", "with --dry-run: table, json or yaml")
 	s.AddFlags(fs, server.Defaults{StateDir: sriovDaemonState, Env: map[string]string{"node": "NODE_NAME"}}) // as in the operator's daemon

@@ -158,8 +158,12 @@ func (r *reconciler) plan(o observation) (plan.Plan, error) {
 	if err != nil {
 		return plan.Plan{}, fmt.Errorf("read the node: %w", err)
 	}
-	return compute(spec, o.state, plan.Options{Managed: managed, Held: r.held(o.state), Fresh: r.created.fresh, GUIDs: o.guids,
-		Baselines: o.baselines, KeepResidue: r.rules.KeepResidue, Accept: r.rules.Accept, Accepted: o.accepted, Unread: unread}), nil
+	p := compute(spec, o.state, plan.Options{Managed: managed, Held: r.held(o.state), Fresh: r.created.fresh, GUIDs: o.guids,
+		Baselines: o.baselines, KeepResidue: r.rules.KeepResidue, Accept: r.rules.Accept, Accepted: o.accepted, Unread: unread})
+	if o.guidsErr != nil {
+		p.Notes = append(p.Notes, plan.Finding{Text: o.guidsErr.Error()})
+	}
+	return p, nil
 }
 
 // observationFailed keeps offered devices offered: a read failure is not a

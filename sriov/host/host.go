@@ -141,6 +141,11 @@ func (h *Host) execute(ctx context.Context, c *call, s plan.Step) error {
 		return acceptable(h.setFlowSteering(ctx, c, s), plan.UnmetSteering)
 	case plan.SetTCOffload:
 		return acceptable(h.setTCOffload(ctx, c, s), plan.UnmetOffload)
+	case plan.CreateBridge:
+		return acceptable(h.createBridge(ctx, c, s), plan.UnmetBridge)
+	case plan.DeleteBridge:
+		c.setCurrent("delete the Open vSwitch bridge %s", s.Name)
+		return acceptable(ovsdb.Delete(ctx, h.config.OVS, s.Name, map[string]string{idPF: s.PF}), plan.UnmetBridge)
 	case plan.SetMTU:
 		return h.setMTU(ctx, c, s)
 	case plan.SetUp:

@@ -163,9 +163,14 @@ func (s *scan) bridges(ctx context.Context, state *plan.State) {
 	s.c.setCurrent("read the bridges of Open vSwitch")
 	ctx, cancel := context.WithTimeout(ctx, ovsTimeout)
 	defer cancel()
-	var err error
-	if state.Bridges, err = ovsdb.Bridges(ctx, s.h.config.OVS); err != nil {
+	found, err := ovsdb.Bridges(ctx, s.h.config.OVS)
+	if err != nil {
 		state.BridgesUnknown = err.Error()
+		return
+	}
+	state.Bridges = map[string]plan.Bridge{}
+	for name, b := range found {
+		state.Bridges[name] = plan.Bridge{Interfaces: b.Interfaces, PF: b.ExternalIDs[idPF], Config: b.ExternalIDs[idConfig]}
 	}
 }
 

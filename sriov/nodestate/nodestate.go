@@ -112,12 +112,13 @@ func (g VFGroup) Type() string {
 	return cmp.Or(g.DeviceType, NetDevice)
 }
 
-// Bridges are Open vSwitch bridges, which cleat checks, but does not create.
+// Bridges are Open vSwitch bridges.
 type Bridges struct {
 	OVS []Bridge `json:"ovs,omitempty"`
 }
 
-// Bridge is a bridge; only its name and its uplinks are checked.
+// Bridge is a bridge. Of one that cleat did not create only the name and the
+// uplinks are checked.
 type Bridge struct {
 	Name    string         `json:"name"`
 	Bridge  map[string]any `json:"bridge,omitempty"`

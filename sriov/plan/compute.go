@@ -35,6 +35,8 @@ import (
 //   - The flow steering mode smfs of a Mellanox PF is set before the mode
 //     switchdev: the driver refuses it afterwards.
 //   - hw-tc-offload of a PF in switchdev mode is turned on last.
+//   - A missing Open vSwitch bridge with one uplink is created. Of those that exist,
+//     only what this daemon created is deleted: nothing of others is changed.
 //   - What the desired state asks for and no step provides (Plan.Unmet) is a
 //     problem, unless accepted.
 //   - Functions without a group are left alone.
@@ -76,7 +78,7 @@ func Compute(spec nodestate.Spec, s State, o Options) Plan {
 			p.rebuild(nodestate.Interface{PCIAddress: pf.Address}, pf)
 		}
 	}
-	p.checkBridges(spec, s)
+	p.bridges(spec, s, invalid)
 	return p.plan
 }
 

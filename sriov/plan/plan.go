@@ -89,10 +89,18 @@ type State struct {
 	Others []Function
 	// shared, exclusive; "": not reported.
 	RDMAMode string
-	// Interfaces of the Open vSwitch bridges, by bridge.
-	Bridges map[string][]string
+	// Open vSwitch bridges by name.
+	Bridges map[string]Bridge
 	// Why Bridges is not known; "": it is.
 	BridgesUnknown string
+}
+
+// Bridge is an Open vSwitch bridge.
+type Bridge struct {
+	// What is wrong with each interface, by name; "": nothing.
+	Interfaces map[string]string
+	// Of a bridge that CreateBridge created: its PF and Config.
+	PF, Config string
 }
 
 // Function is a network function.

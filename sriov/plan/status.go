@@ -78,7 +78,9 @@ func NotDone(spec nodestate.Spec) []string {
 		all = append(all, fmt.Sprintf("RDMA mode %q is checked, but not set", mode))
 	}
 	for _, b := range spec.Bridges.OVS {
-		all = append(all, fmt.Sprintf("the Open vSwitch bridge %q is checked, but not created", b.Name))
+		if n := len(b.Uplinks); n != 1 {
+			all = append(all, fmt.Sprintf("the Open vSwitch bridge %q is checked, but not created: it has %d uplinks, want 1", b.Name, n))
+		}
 	}
 	return all
 }

@@ -17,6 +17,10 @@ type (
 	// SetTCOffload makes the network device of a PF offload tc rules
 	// (hw-tc-offload).
 	SetTCOffload struct{ PF string }
+	// CreateBridge creates an Open vSwitch bridge with the PF as its uplink.
+	CreateBridge struct{ PF, Name, Config string } // Config: a nodestate.Bridge in JSON
+	// DeleteBridge deletes a bridge that CreateBridge created for the PF.
+	DeleteBridge struct{ PF, Name string }
 	// SetMTU is for a PF or a VF.
 	SetMTU struct {
 		Address string
@@ -88,6 +92,8 @@ func (s SetNumVFs) Function() string       { return s.PF }
 func (s SetESwitch) Function() string      { return s.PF }
 func (s SetFlowSteering) Function() string { return s.PF }
 func (s SetTCOffload) Function() string    { return s.PF }
+func (s CreateBridge) Function() string    { return s.PF }
+func (s DeleteBridge) Function() string    { return s.PF }
 func (s SetMTU) Function() string          { return s.Address }
 func (s SetUp) Function() string           { return s.Address }
 func (e Entry) Function() string           { return e.Address }
@@ -99,9 +105,15 @@ func (s SetFlowSteering) String() string {
 	return fmt.Sprintf("set the flow steering mode of %s to %s", s.PF, s.Mode)
 }
 func (s SetTCOffload) String() string { return "turn on hw-tc-offload of " + s.PF }
-func (e Entry) String() string        { return fmt.Sprintf("%s (VF %d of %s)", e.Address, e.VF, e.PF) }
-func (s SetMTU) String() string       { return fmt.Sprintf("set the MTU of %s to %d", s.Address, s.MTU) }
-func (s SetUp) String() string        { return "bring up " + s.Address }
+func (s CreateBridge) String() string {
+	return fmt.Sprintf("create the Open vSwitch bridge %s with %s", s.Name, s.PF)
+}
+func (s DeleteBridge) String() string {
+	return fmt.Sprintf("delete the Open vSwitch bridge %s of %s", s.Name, s.PF)
+}
+func (e Entry) String() string  { return fmt.Sprintf("%s (VF %d of %s)", e.Address, e.VF, e.PF) }
+func (s SetMTU) String() string { return fmt.Sprintf("set the MTU of %s to %d", s.Address, s.MTU) }
+func (s SetUp) String() string  { return "bring up " + s.Address }
 func (s SetMAC) String() string {
 	return fmt.Sprintf("set the administrative MAC address of %s to %s", s.Entry, s.MAC)
 }

@@ -20,6 +20,8 @@ func TestStepStrings(t *testing.T) {
 		"set the MTU of 0000:3b:00.0 to 9000":                                                            SetMTU{pf0, 9000},
 		"turn on hw-tc-offload of 0000:3b:00.0":                                                          SetTCOffload{pf0},
 		"set the flow steering mode of 0000:3b:00.0 to smfs":                                             SetFlowSteering{pf0, SMFS},
+		"create the Open vSwitch bridge br0 with 0000:3b:00.0":                                           CreateBridge{pf0, "br0", "{}"},
+		"delete the Open vSwitch bridge br0 of 0000:3b:00.0":                                             DeleteBridge{pf0, "br0"},
 		"bring up 0000:3b:00.0":                                                                          SetUp{pf0},
 		"set the administrative MAC address of 0000:3b:02.3 (VF 3 of 0000:3b:00.0) to 02:00:00:00:00:01": SetMAC{Entry{pf0, 3, vf}, "02:00:00:00:00:01"},
 		"set the GUIDs of 0000:3b:02.3 (VF 3 of 0000:3b:00.0) to 02:00:00:00:00:00:00:01":                SetGUID{Entry{pf0, 3, vf}, "02:00:00:00:00:00:00:01"},

@@ -76,31 +76,6 @@ func (p *planner) configureSwitch(i nodestate.Interface, pf PF) {
 	}
 }
 
-// checkBridges checks that Open vSwitch has the bridges with their uplinks.
-func (p *planner) checkBridges(spec nodestate.Spec, s State) {
-	for _, b := range spec.Bridges.OVS {
-		if s.BridgesUnknown != "" {
-			p.note("", "the Open vSwitch bridge %q is not checked: %s", b.Name, s.BridgesUnknown)
-			continue
-		}
-		interfaces, exists := s.Bridges[b.Name]
-		for _, uplink := range b.Uplinks {
-			n := slices.IndexFunc(s.PFs, func(pf PF) bool { return pf.Address == uplink.PCIAddress })
-			if n < 0 || p.options.Unread[uplink.PCIAddress] != "" {
-				continue // it has no functions here, or they are closed already
-			}
-			u := Unmet{PF: uplink.PCIAddress, Kind: UnmetBridge}
-			pf := s.PFs[n]
-			switch {
-			case !exists:
-				p.unmet(u, "Open vSwitch has no bridge %q: run ovs-vsctl add-br %[1]s and ovs-vsctl add-port %[1]s %s", b.Name, pf.Netdev)
-			case !slices.ContainsFunc(interfaces, pf.hasName):
-				p.unmet(u, "the Open vSwitch bridge %q does not have the physical function: run ovs-vsctl add-port %[1]s %s", b.Name, pf.Netdev)
-			}
-		}
-	}
-}
-
 // checkAssigned checks a VF that was assigned to this virtual machine. It
 // reports whether the interface is one.
 func (p *planner) checkAssigned(i nodestate.Interface, s State) bool {

@@ -15,7 +15,7 @@ func TestUnmet(t *testing.T) {
 		spec.Interfaces[0].ESwitchMode, s.PFs[0].ESwitch, s.PFs[0].Vendor = nodestate.Switchdev, nodestate.Switchdev, "15b3"
 		s.PFs[0].TCOffload, s.PFs[0].FlowSteering = nodestate.On, "smfs"
 		spec.Bridges.OVS = []nodestate.Bridge{{Name: "br0", Uplinks: []nodestate.Uplink{{PCIAddress: pf0}}}}
-		s.Bridges = map[string][]string{"br0": {"br0", "ens1f0"}}
+		s.Bridges = map[string]Bridge{"br0": {Interfaces: map[string]string{"br0": "", "ens1f0": ""}}}
 	}
 	assigned := func(spec *nodestate.Spec, s *State, kind, driver string) {
 		spec.Interfaces[0].VFGroups[0].DeviceType = kind
@@ -40,8 +40,15 @@ func TestUnmet(t *testing.T) {
 			switchdev(spec, s)
 			spec.Interfaces[0].ExternallyManaged, s.PFs[0].FlowSteering = true, "dmfs"
 		}, Unmet{pf0, "", UnmetSteering}, 0},
-		"no bridge":      {func(spec *nodestate.Spec, s *State) { switchdev(spec, s); s.Bridges = nil }, Unmet{pf0, "", UnmetBridge}, 0},
-		"no uplink":      {func(spec *nodestate.Spec, s *State) { switchdev(spec, s); s.Bridges["br0"] = []string{"br0"} }, Unmet{pf0, "", UnmetBridge}, 0},
+		"no bridge, two uplinks": {func(spec *nodestate.Spec, s *State) {
+			switchdev(spec, s)
+			s.Bridges, spec.Bridges.OVS[0].Uplinks = nil, append(spec.Bridges.OVS[0].Uplinks, nodestate.Uplink{PCIAddress: "0000:99:00.0"})
+		}, Unmet{pf0, "", UnmetBridge}, 0},
+		"no uplink": {func(spec *nodestate.Spec, s *State) { switchdev(spec, s); s.Bridges["br0"] = Bridge{} }, Unmet{pf0, "", UnmetBridge}, 0},
+		"not opened": {func(spec *nodestate.Spec, s *State) {
+			switchdev(spec, s)
+			s.Bridges["br0"].Interfaces["ens1f0"] = "no such device"
+		}, Unmet{pf0, "", UnmetBridge}, 0},
 		"bridge unknown": {func(spec *nodestate.Spec, s *State) { switchdev(spec, s); s.BridgesUnknown = "no socket" }, Unmet{}, 1},
 		"assigned":       {func(spec *nodestate.Spec, s *State) { assigned(spec, s, "vfio-pci", "vfio-pci") }, Unmet{}, 0},
 		"iavf":           {func(spec *nodestate.Spec, s *State) { assigned(spec, s, "vfio-pci", "iavf") }, Unmet{pf0, pf0, UnmetDriver}, 0},
