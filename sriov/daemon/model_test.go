@@ -58,7 +58,7 @@ func newModel(t *rapid.T, mode Mode) *model {
 
 func (w *model) start() {
 	w.r = newReconciler(w.rules, w.record, w.now)
-	w.pending, w.gate, w.shutOK, w.acked, w.seen = nil, false, false, false, nil
+	w.pending, w.gate, w.shutOK, w.acked, w.seen, w.offering = nil, false, false, false, nil, gate.Claim{}
 }
 
 func (w *model) key() string {
