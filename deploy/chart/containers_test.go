@@ -150,8 +150,8 @@ func TestUpdateStrategies(t *testing.T) {
 			}
 		}
 		for _, d := range of[appsv1.Deployment](all) {
-			if d.Spec.Strategy.Type != appsv1.RecreateDeploymentStrategyType || *d.Spec.Replicas != 1 {
-				t.Errorf("%s: %+v", d.Name, d.Spec.Strategy)
+			if alone := strings.HasSuffix(d.Name, "csi-controller"); alone && (d.Spec.Strategy.Type != appsv1.RecreateDeploymentStrategyType || *d.Spec.Replicas != 1) {
+				t.Errorf("%s: %d replicas, %+v: one process at a time changes volumes", d.Name, *d.Spec.Replicas, d.Spec.Strategy)
 			}
 		}
 		for _, w := range workloads(all) {

@@ -67,7 +67,7 @@ func hasHeading(t *testing.T, page, anchor string) bool {
 	return false
 }
 
-// The alert for a missing driver uses labels that the ServiceMonitor sets.
+// The alert for a missing driver uses labels that both monitors set.
 func TestDriverGoneAlert(t *testing.T) {
 	gone := alerts(t, "csi")[0]
 	for _, part := range []string{"count by (node)", `up{component=~"csi-.+"} == 0`, `absent(up{component=~"csi-.+"})`} {
@@ -75,29 +75,35 @@ func TestDriverGoneAlert(t *testing.T) {
 			t.Errorf("%s has no %s: %s", gone.Alert, part, gone.Expr)
 		}
 	}
-	labels := map[string]string{}
-	for _, o := range render(t, release{values: theOthers, apis: apis}) {
-		if o.Kind != "ServiceMonitor" {
-			continue
-		}
-		var monitor struct {
-			Spec struct {
-				Endpoints []struct {
-					Relabelings []struct {
-						SourceLabels []string
-						TargetLabel  string
-					}
-				}
+	want := map[string]string{"node": "__meta_kubernetes_pod_node_name", "component": "__meta_kubernetes_pod_label_app_kubernetes_io_component"}
+	for kind, values := range map[string]string{"ServiceMonitor": theOthers, "PodMonitor": accounts} {
+		labels := map[string]string{}
+		for _, o := range render(t, release{values: values, apis: apis}) {
+			if !strings.HasSuffix(o.Kind, "Monitor") {
+				continue
+			}
+			if o.Kind != kind || o.Labels["release"] != "prometheus" {
+				t.Errorf("%v has labels %v", o, o.Labels)
+			}
+			var monitor struct {
+				Spec struct{ Endpoints, PodMetricsEndpoints []endpoint }
+			}
+			testkit.Must(t, yaml.Unmarshal([]byte(o.text), &monitor))
+			all := map[string][]endpoint{"ServiceMonitor": monitor.Spec.Endpoints, "PodMonitor": monitor.Spec.PodMetricsEndpoints}[kind]
+			for _, r := range all[0].Relabelings {
+				labels[r.TargetLabel] = strings.Join(r.SourceLabels, " ")
 			}
 		}
-		testkit.Must(t, yaml.Unmarshal([]byte(o.text), &monitor))
-		for _, r := range monitor.Spec.Endpoints[0].Relabelings {
-			labels[r.TargetLabel] = strings.Join(r.SourceLabels, " ")
+		if !maps.Equal(labels, want) {
+			t.Errorf("the %s sets the labels %v, want %v", kind, labels, want)
 		}
 	}
-	want := map[string]string{"node": "__meta_kubernetes_pod_node_name", "component": "__meta_kubernetes_pod_label_app_kubernetes_io_component"}
-	if !maps.Equal(labels, want) {
-		t.Errorf("the ServiceMonitor sets the labels %v, want %v", labels, want)
+}
+
+type endpoint struct {
+	Relabelings []struct {
+		SourceLabels []string
+		TargetLabel  string
 	}
 }
 

@@ -55,6 +55,7 @@ type release struct {
 	name, namespace string
 	values          string   // YAML
 	apis            []string // additional APIs of the cluster
+	crds            bool     // with CRDs
 }
 
 // helm renders the chart and returns the output and Helm's error.
@@ -70,6 +71,9 @@ func (r release) helm(t *testing.T) (string, error) {
 	args := []string{"template", r.name, ".", "--namespace", r.namespace, "--kube-version", "1.36.0", "--values", "-"}
 	for _, a := range r.apis {
 		args = append(args, "--api-versions="+a)
+	}
+	if r.crds {
+		args = append(args, "--include-crds")
 	}
 	cmd := exec.CommandContext(t.Context(), p.helm, args...)
 	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+t.TempDir(), "HELM_CONFIG_HOME="+t.TempDir(), "HELM_DATA_HOME="+t.TempDir())
@@ -118,6 +122,7 @@ var kinds = map[string]func() any{
 	"snapshot.storage.k8s.io/v1/VolumeSnapshotClass":                   nil,
 	"groupsnapshot.storage.k8s.io/v1/VolumeGroupSnapshotClass":         nil,
 	"monitoring.coreos.com/v1/ServiceMonitor":                          nil,
+	"monitoring.coreos.com/v1/PodMonitor":                              nil,
 	"monitoring.coreos.com/v1/PrometheusRule":                          nil,
 }
 
@@ -129,7 +134,7 @@ var rendered = map[string]string{}
 // render renders a valid release and decodes all objects.
 func render(t *testing.T, r release) []object {
 	t.Helper()
-	key := fmt.Sprintf("%q", r)
+	key := fmt.Sprintf("%+v", r)
 	if _, ok := rendered[key]; !ok {
 		out, err := r.helm(t)
 		if err != nil {

@@ -83,7 +83,7 @@ func TestInvalidValues(t *testing.T) {
 		"none with fencing":               {values: noneMode + "  addons: {enabled: true}", message: "no snapshots and no fencing"},
 		"one port of the host for none":   {values: noneMode + "  metricsPort: 29802\n" + fence + "}", message: "two containers would listen on the same port in the host's network"},
 		"one port of the host for ceph":   {values: cephMode + "  metricsPort: 29802\n" + fence + "}", message: "two containers would listen on the same port in the host's network"},
-		"no snapshots in the cluster":     {values: "csi: {snapshots: {enabled: true}}", lacks: apis[0], message: "install the CRDs and the snapshot-controller"},
+		"no snapshots in the cluster":     {values: "csi: {snapshots: {enabled: true}}", lacks: apis[0], message: "set snapshotController.enabled, or install the CRDs and the snapshot-controller"},
 		"no groups in the cluster":        {values: controllerMode, lacks: apis[1], message: "install the group snapshot CRDs"},
 		"no CSI-Addons in the cluster":    {values: "csi: {addons: {enabled: true}}", lacks: apis[2], message: "csi.addons.enabled requires the API csiaddons.openshift.io/v1alpha1"},
 		"no CSI-Addons for the fence":     {values: fence + "}", lacks: apis[2], message: "fence.addons.enabled requires the API"},
@@ -111,6 +111,25 @@ func TestInvalidValues(t *testing.T) {
 		"pull policy":                     {values: "image: {pullPolicy: Sometimes}", message: "/image/pullPolicy"},
 		"registry with a slash":           {values: "imageRegistry: registry.example.com/", message: "/imageRegistry"},
 		"log level":                       {values: "logLevel: trace", message: "/logLevel"},
+		"surge of a driver":               {values: "csi: {updateStrategy: {rollingUpdate: {maxSurge: 1}}}", message: "/csi/updateStrategy/rollingUpdate/maxSurge"},
+		"probe of something else":         {values: "fence: {livenessProbe: {httpGet: {path: /}}}", message: "'httpGet' not allowed"},
+		"replicas of the controller":      {values: "csi: {controller: {replicaCount: 2}}", message: "'replicaCount' not allowed"},
+		"container without an image":      {values: "csi: {extraContainers: [{name: a}]}", message: "missing property 'image'"},
+		"a label of the chart":            {values: "commonLabels: {app.kubernetes.io/name: x}", message: "commonLabels has app.kubernetes.io/name, which the chart sets"},
+		"account without a name":          {values: "csi: {serviceAccount: {create: false}}", message: "serviceAccount.create is false for csi-node: set serviceAccount.name"},
+		"account of two":                  {values: "csi: {serviceAccount: {name: a}, placement: {serviceAccount: {name: a}}}", message: "csi-node and csi-placement both have the service account a"},
+		"account of another by default":   {values: "csi: {serviceAccount: {name: cleat-csi-placement}}", message: "both have the service account cleat-csi-placement"},
+		"log level of a sidecar":          {values: "sidecars: {resizer: {logVerbosity: debug}}", message: "/sidecars/resizer/logVerbosity"},
+		"two monitors":                    {values: "metrics: {enabled: true, serviceMonitor: {enabled: true}, podMonitor: {enabled: true}}", message: "exclude each other: alerts would count each pod twice"},
+		"pods that are not reachable":     {values: "metrics: {podMonitor: {enabled: true}}", message: "metrics.podMonitor.enabled requires metrics.enabled"},
+		"no Prometheus for pods":          {values: "metrics: {enabled: true, podMonitor: {enabled: true}}", lacks: apis[3], message: "install the Prometheus Operator's CRDs"},
+		"topology of no node":             {values: "csi: {storageClasses: [{allowedTopologies: [{matchLabelExpressions: [{key: rack, values: [a]}]}]}]}", message: "key rack, but nodes of csi.engine local have topology.cleat.dev/node"},
+		"topology of ceph":                {values: cephMode + "    - {name: a, allowedTopologies: [{matchLabelExpressions: [{key: topology.cleat.dev/node, values: [a]}]}]}", message: "but nodes of csi.engine ceph have no topology"},
+		"topology without values":         {values: "csi: {storageClasses: [{allowedTopologies: [{key: a}]}]}", message: "/csi/storageClasses/0/allowedTopologies/0"},
+		"snapshot-controller without API": {values: "csi: {snapshots: {enabled: true}}\n" + snapshotController, lacks: apis[0], message: "kubectl apply --server-side -f deploy/chart/charts/snapshot-crds/crds"},
+		"snapshot-controller of the host": {values: hostCluster + snapshotController, message: "set it in the release of the DPU cluster"},
+		"values of the CRDs":              {values: "snapshotController: {crds: true}", message: "'crds' not allowed"},
+		"object without a kind":           {values: "extraDeploy: [{metadata: {name: a}}]", message: "/extraDeploy/0"},
 		"digest":                          {values: "image: {digest: 0123abcd}", message: "/image/digest"},
 		"digest of a sidecar":             {values: "sidecars: {attacher: {digest: \"sha256:0123\"}}", message: "/sidecars/attacher/digest"},
 	}
@@ -167,7 +186,7 @@ func defaults(t *testing.T) map[string]string {
 	walk = func(path string, v any) {
 		m, ok := v.(map[string]any)
 		last := path[strings.LastIndexByte(path, '.')+1:]
-		if !ok || len(m) == 0 || slices.Contains([]string{"resources", "labels"}, last) {
+		if !ok || len(m) == 0 || slices.Contains([]string{"resources", "labels", "livenessProbe", "updateStrategy", "serviceAccount"}, last) {
 			leaves[path] = flow(t, v)
 			return
 		}
@@ -211,6 +230,9 @@ func TestSidecarVersionsAreTested(t *testing.T) {
 		modules.Write(text)
 	}
 	values := defaults(t)
+	if tag := values["snapshotController.image.tag"]; tag != "" {
+		t.Errorf("snapshot-controller has version %s, not that of csi-snapshotter", tag)
+	}
 	for sidecar, module := range map[string]string{
 		"provisioner": "external-provisioner/v6", "resizer": "external-resizer/v2", "snapshotter": "external-snapshotter/v8",
 		"attacher": "external-attacher/v4", "addons": "kubernetes-csi-addons",

@@ -92,6 +92,17 @@ csi:
   nvme: {clusterID: east, keySecret: nvme-keys}
   maxVolumes: 100
 `
+	// Service accounts with names of their own, and of others.
+	accounts = `
+csi:
+  snapshots: {enabled: true}
+  addons: {enabled: true}
+  serviceAccount: {name: cleat-drivers, annotations: {a: b}}
+  placement: {serviceAccount: {name: cleat-placement}, replicaCount: 2, updateStrategy: {type: RollingUpdate}}
+fence: {enabled: true, nodeSelector: {kubernetes.io/hostname: b}, serviceAccount: {name: cleat-fences}}
+metrics: {enabled: true, podMonitor: {enabled: true, interval: 10s, labels: {release: prometheus}}, prometheusRule: {enabled: true}}
+networkPolicy: {enabled: true}
+`
 	theOthers = `
 imagePullSecrets: [{name: registry}]
 seLinuxOptions: {type: spc_t}
@@ -129,6 +140,9 @@ var variety = map[string]string{
 	"block devices":           "csi: {enabled: false}\nnetworkPolicy: {enabled: true}\ndpu: {enabled: true, blockDevicesOnly: true, nodeSelector: {a: b}}",
 	"plugin of the operator":  "csi: {enabled: false}\nsriov: {plugin: {enabled: true, existingConfigMap: device-plugin-config, configFile: /etc/pcidp/$(NODE_NAME)}}",
 	"daemon that follows":     "csi: {enabled: false}\nsriov: {daemon: {enabled: true}}",
+	"accounts, snapshots":     accounts + snapshotController,
+	"accounts, controller":    controllerMode + snapshotController + "rbac: {create: true}\nmetrics: {enabled: true, podMonitor: {enabled: true}}\nnetworkPolicy: {enabled: true}",
+	"snapshot-controller":     "csi: {enabled: false}\n" + snapshotController,
 	"parent's values":         "global: {registry: x}\nfullnameOverride: other",
 }
 

@@ -116,7 +116,7 @@ the same path here and on the host: the kubelet names them, and so does the kern
   {{- include "cleat.privileged" $root | nindent 2 }}
   ports:
     - {name: metrics, containerPort: {{ $root.Values.csi.metricsPort }}}
-  {{- include "cleat.probes" (list $root false) | nindent 2 }}
+  {{- include "cleat.probes" (list $root false (ternary $root.Values.csi.controller $root.Values.csi $controller)) | nindent 2 }}
   resources:
     {{- toYaml $root.Values.csi.resources | nindent 4 }}
   # Not the default below /dev, which is the host's.

@@ -26,13 +26,17 @@ app.kubernetes.io/instance: {{ $root.Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
-{{/* Labels of an object of a component: (list $ "csi-node") */}}
+{{/* Labels of an object of a component, with those of a value if it has more, which override
+commonLabels: (list $ "csi-node" .Values.csi.podLabels) */}}
 {{- define "cleat.labels" -}}
 {{- $root := index . 0 -}}
 {{ include "cleat.selector" . }}
 app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- with merge dict (ternary (last .) dict (gt (len .) 2)) $root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "cleat.image" -}}

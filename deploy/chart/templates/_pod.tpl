@@ -1,7 +1,9 @@
-{{/* Fields common to the pods of all components: (list $ .Values.csi) */}}
-{{- define "cleat.scheduling" -}}
+{{/* Fields common to the pods of all components: (list $ "csi-node" .Values.csi) */}}
+{{- define "cleat.podSpec" -}}
 {{- $root := index . 0 -}}
-{{- $of := index . 1 -}}
+{{- $of := index . 2 -}}
+serviceAccountName: {{ include "cleat.serviceAccountName" (list $root (index . 1)) }}
+automountServiceAccountToken: false
 nodeSelector:
   kubernetes.io/os: linux
 {{- with $of.nodeSelector }}
@@ -22,6 +24,39 @@ tolerations:
 affinity:
 {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- if gt (int (default 1 $of.replicaCount)) 1 }}
+# On different nodes where that is possible; affinity can demand it.
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "cleat.selector" . | nindent 8 }}
+{{- end }}
+{{- end -}}
+
+{{/* Tolerations of a controller for which values have none: after the loss of its node it
+starts elsewhere in half a minute. */}}
+{{- define "cleat.moveTolerations" -}}
+tolerations:
+  - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
+  - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
+{{- end -}}
+
+{{/* Items of a list in the values, if it has any, indented: (list .Values.csi.extraContainers 8) */}}
+{{- define "cleat.extra" -}}
+{{- $indent := int (index . 1) -}}
+{{- with index . 0 }}{{ toYaml . | nindent $indent }}{{ end -}}
+{{- end -}}
+
+{{/* Update strategy of a DaemonSet or Deployment: (.Values.csi) */}}
+{{- define "cleat.updateStrategy" -}}
+type: {{ .updateStrategy.type }}
+{{- if eq .updateStrategy.type "RollingUpdate" }}
+rollingUpdate:
+  {{- toYaml .updateStrategy.rollingUpdate | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{/* Metadata of pods: (list $ "csi-node" .Values.csi) */}}
@@ -29,10 +64,7 @@ affinity:
 {{- $root := index . 0 -}}
 {{- $of := index . 2 -}}
 labels:
-{{- include "cleat.labels" (list $root (index . 1)) | nindent 2 }}
-{{- with $of.podLabels }}
-{{- toYaml . | nindent 2 }}
-{{- end }}
+{{- include "cleat.labels" (list $root (index . 1) $of.podLabels) | nindent 2 }}
 {{- with $of.podAnnotations }}
 annotations:
 {{- toYaml . | nindent 2 }}
@@ -74,7 +106,7 @@ only if metrics.enabled. (list $ port) */}}
 {{- end -}}
 
 {{/* Probes of the chart's own processes. They answer when the state is open, which can
-take long after a crash. (list $ hostNetwork) */}}
+take long after a crash. (list $ hostNetwork .Values.csi) */}}
 {{- define "cleat.probes" -}}
 {{- $host := "" }}
 {{- if and (index . 1) (not (index . 0).Values.metrics.enabled) }}{{ $host = "host: 127.0.0.1, " }}{{ end -}}
@@ -85,9 +117,7 @@ startupProbe:
   failureThreshold: 300
 livenessProbe:
   httpGet: { {{- $host }}path: /healthz, port: metrics}
-  periodSeconds: 20
-  timeoutSeconds: 5
-  failureThreshold: 6
+  {{- toYaml (index . 2).livenessProbe | nindent 2 }}
 readinessProbe:
   httpGet: { {{- $host }}path: /readyz, port: metrics}
   periodSeconds: 5

@@ -82,7 +82,7 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
   {{- include "cleat.rootWithoutCapabilities" . | nindent 2 }}
   ports:
     - {name: metrics, containerPort: {{ .Values.csi.metricsPort }}}
-  {{- include "cleat.probes" (list . false) | nindent 2 }}
+  {{- include "cleat.probes" (list . false .Values.csi.controller) | nindent 2 }}
   resources:
     {{- toYaml $resources | nindent 4 }}
   terminationMessagePolicy: FallbackToLogsOnError
@@ -180,7 +180,7 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
   {{- include "cleat.privileged" . | nindent 2 }}
   ports:
     - {name: metrics, containerPort: {{ .Values.csi.metricsPort }}}
-  {{- include "cleat.probes" (list . true) | nindent 2 }}
+  {{- include "cleat.probes" (list . true .Values.csi) | nindent 2 }}
   resources:
     {{- toYaml .Values.csi.resources | nindent 4 }}
   # Not the default below /dev, which is the host's.

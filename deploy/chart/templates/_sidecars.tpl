@@ -9,7 +9,7 @@
     - --csi-address=/csi/csi.sock
     - --kube-api-qps={{ .root.Values.sidecars.kubeAPIQPS }}
     - --kube-api-burst={{ .root.Values.sidecars.kubeAPIBurst }}
-    - --v={{ .root.Values.sidecars.logVerbosity }}
+    - --v={{ include "cleat.verbosity" (list .root $of) }}
     {{- range .args }}
     - {{ . }}
     {{- end }}
@@ -42,11 +42,7 @@
   {{- if .healthPort }}
   livenessProbe:
     httpGet: {path: /healthz/leader-election, port: {{ .healthPort }}}
-    # After a crash the driver can take long until it listens.
-    initialDelaySeconds: 60
-    periodSeconds: 20
-    timeoutSeconds: 5
-    failureThreshold: 6
+    {{- toYaml .root.Values.sidecars.livenessProbe | nindent 4 }}
   {{- end }}
   resources:
     {{- toYaml $of.resources | nindent 4 }}
@@ -58,6 +54,26 @@
     {{- else }}
     {{- include "cleat.token.mount" . | nindent 4 }}
     {{- end }}
+{{- end -}}
+
+{{/* Its own log level, or that of all: (list $ .Values.sidecars.provisioner) */}}
+{{- define "cleat.verbosity" -}}
+{{- ternary (index . 0).Values.sidecars.logVerbosity (index . 1).logVerbosity (eq (toString (index . 1).logVerbosity) "") -}}
+{{- end -}}
+
+{{/* The feature gate of group snapshots, which newer releases have on, as the role allows them: (not
+empty if it does) */}}
+{{- define "cleat.groupGate" -}}
+--feature-gates=CSIVolumeGroupSnapshot={{ empty . | not }}
+{{- end -}}
+
+{{/* Not empty if csi-snapshotter handles group snapshots, and if snapshot-controller does. */}}
+{{- define "cleat.groups" -}}
+{{- if and .Values.csi.enabled .Values.csi.volumeGroupSnapshotClasses }}true{{ end -}}
+{{- end -}}
+
+{{- define "cleat.snapshotController.groups" -}}
+{{- if or (include "cleat.groups" .) .Values.snapshotController.groupSnapshots }}true{{ end -}}
 {{- end -}}
 
 {{/* The sidecar of CSI-Addons: (list $ port volume socket) */}}
@@ -76,6 +92,7 @@
     - --namespace=$(NAMESPACE)
     - --pod-uid=$(POD_UID)
     - --leader-election-namespace=$(NAMESPACE)
+    - --v={{ include "cleat.verbosity" (list $root $of) }}
     - --stagingpath={{ $root.Values.kubeletDir }}/plugins/kubernetes.io/csi/
     {{- with $of.extraArgs }}
     {{- toYaml . | nindent 4 }}
@@ -120,62 +137,22 @@ type: Opaque
 {{- define "cleat.addons.rbac" -}}
 {{- $root := index . 0 -}}
 {{- $component := index . 1 -}}
-{{- $cluster := include "cleat.clusterName" (list $root (printf "%s-addons" $component)) -}}
-{{- $name := printf "%s-%s-addons" (include "cleat.fullname" $root) $component -}}
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata:
-  name: {{ $cluster }}
-  labels:
-    {{- include "cleat.labels" (list $root $component) | nindent 4 }}
-rules:
-  # To authenticate the caller.
-  - {apiGroups: [authentication.k8s.io], resources: [tokenreviews], verbs: [create]}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata:
-  name: {{ $cluster }}
-  labels:
-    {{- include "cleat.labels" (list $root $component) | nindent 4 }}
-roleRef:
-  apiGroup: rbac.authorization.k8s.io
-  kind: ClusterRole
-  name: {{ $cluster }}
-subjects:
-  - {kind: ServiceAccount, name: {{ include "cleat.fullname" $root }}-{{ $component }}, namespace: {{ $root.Release.Namespace }}}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata:
-  name: {{ $name }}
-  namespace: {{ $root.Release.Namespace }}
-  labels:
-    {{- include "cleat.labels" (list $root $component) | nindent 4 }}
-rules:
-  - {apiGroups: [csiaddons.openshift.io], resources: [csiaddonsnodes], verbs: [get, watch, create, update]}
-  - {apiGroups: [""], resources: [pods], verbs: [get]}
-  - {apiGroups: [apps], resources: [replicasets], verbs: [get]}
-  - {apiGroups: [""], resources: [events], verbs: [create, patch]}
-  - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
-  - apiGroups: [coordination.k8s.io]
-    resources: [leases]
-    verbs: [get, update]
-    resourceNames: [{{ regexReplaceAll "[^a-zA-Z0-9-]" (index . 2) "-" }}-csi-addons]
-  # It reads the Secret of the fence's class before it calls the driver.
-  - {apiGroups: [""], resources: [secrets], verbs: [get], resourceNames: [{{ index . 3 }}]}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata:
-  name: {{ $name }}
-  namespace: {{ $root.Release.Namespace }}
-  labels:
-    {{- include "cleat.labels" (list $root $component) | nindent 4 }}
-roleRef:
-  apiGroup: rbac.authorization.k8s.io
-  kind: Role
-  name: {{ $name }}
-subjects:
-  - {kind: ServiceAccount, name: {{ include "cleat.fullname" $root }}-{{ $component }}, namespace: {{ $root.Release.Namespace }}}
+{{- $role := dict "root" $root "component" $component -}}
+{{- include "cleat.role" (merge (dict "name" (include "cleat.clusterName" (list $root (printf "%s-addons" $component))) "rules" (include "cleat.rules.addonsCluster" $root)) $role) }}
+{{- include "cleat.role" (merge (dict "name" (printf "%s-%s-addons" (include "cleat.fullname" $root) $component) "namespace" $root.Release.Namespace "rules" (include "cleat.rules.addons" .)) $role) }}
+{{- end -}}
+
+{{- define "cleat.rules.addonsCluster" -}}
+# To authenticate the caller.
+- {apiGroups: [authentication.k8s.io], resources: [tokenreviews], verbs: [create]}
+{{- end -}}
+
+{{- define "cleat.rules.addons" -}}
+- {apiGroups: [csiaddons.openshift.io], resources: [csiaddonsnodes], verbs: [get, watch, create, update]}
+- {apiGroups: [""], resources: [pods], verbs: [get]}
+- {apiGroups: [apps], resources: [replicasets], verbs: [get]}
+- {apiGroups: [""], resources: [events], verbs: [create, patch]}
+{{ include "cleat.rules.leases" (list (printf "%s-csi-addons" (regexReplaceAll "[^a-zA-Z0-9-]" (index . 2) "-"))) }}
+# It reads the Secret of the fence's class before it calls the driver.
+- {apiGroups: [""], resources: [secrets], verbs: [get], resourceNames: [{{ index . 3 }}]}
 {{- end -}}
