@@ -24,11 +24,12 @@ var testCluster *cluster.Cluster
 
 // sidecars are the programs that run in pods, with their image names.
 var sidecars = map[string]string{
-	"csi-provisioner":    "cleat.local/csi-provisioner:local",
-	"csi-attacher":       "cleat.local/csi-attacher:local",
-	"csi-resizer":        "cleat.local/csi-resizer:local",
-	"csi-snapshotter":    "cleat.local/csi-snapshotter:local",
-	"csi-addons-sidecar": "cleat.local/csi-addons-sidecar:local",
+	"csi-provisioner":     "cleat.local/csi-provisioner:local",
+	"csi-attacher":        "cleat.local/csi-attacher:local",
+	"csi-resizer":         "cleat.local/csi-resizer:local",
+	"csi-snapshotter":     "cleat.local/csi-snapshotter:local",
+	"csi-addons-sidecar":  "cleat.local/csi-addons-sidecar:local",
+	"snapshot-controller": "cleat.local/snapshot-controller:local",
 }
 
 const (
@@ -86,9 +87,9 @@ func makeImages(ctx context.Context, dir string, set programs.Set) error {
 	return cluster.WriteImages(filepath.Join(dir, "others.tar"), all...)
 }
 
-// install does the cluster administrator's part: images, the snapshot
-// controller with its CRDs, and two releases of the chart: a driver on each
-// node, and one with a controller.
+// install does the cluster administrator's part: images, the CRDs of CSI-Addons,
+// and two releases of the chart: a driver on each node, with the cluster's
+// snapshot-controller, and one with a controller.
 func install(ctx context.Context, c *cluster.Cluster) error {
 	testCluster = c
 	for _, archive := range []string{"cleat.tar", cephArchive, "others.tar"} {
@@ -96,24 +97,18 @@ func install(ctx context.Context, c *cluster.Cluster) error {
 			return err
 		}
 	}
-	for _, of := range []string{"snapshot", "csi-addons"} {
-		files, err := c.Programs.CRDs(of)
-		if err != nil {
-			return err
-		}
-		args := []string{"apply", "--server-side"}
-		for _, f := range files {
-			args = append(args, "-f", f)
-		}
-		if _, err := c.Kubectl(ctx, "", args...); err != nil {
-			return err
-		}
-	}
-	if _, err := c.Kubectl(ctx, "", "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"); err != nil {
+	files, err := c.Programs.CRDs("csi-addons")
+	if err != nil {
 		return err
 	}
-	if _, err := c.Start("snapshot-controller", c.Programs.Path("snapshot-controller"), nil, "--kubeconfig="+c.Kubeconfig,
-		"--enable-distributed-snapshotting=true", "--feature-gates=CSIVolumeGroupSnapshot=true", "--leader-election=false"); err != nil {
+	args := []string{"apply", "--server-side"}
+	for _, f := range files {
+		args = append(args, "-f", f)
+	}
+	if _, err := c.Kubectl(ctx, "", args...); err != nil {
+		return err
+	}
+	if _, err := c.Kubectl(ctx, "", "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"); err != nil {
 		return err
 	}
 	for _, r := range releases {

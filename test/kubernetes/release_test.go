@@ -40,6 +40,7 @@ sidecars:
   snapshotter: {repository: cleat.local/csi-snapshotter, tag: local, pullPolicy: Never}
   attacher: {repository: cleat.local/csi-attacher, tag: local, pullPolicy: Never}
   addons: {repository: cleat.local/csi-addons-sidecar, tag: local, pullPolicy: Never}
+snapshotController: {image: {repository: cleat.local/snapshot-controller, tag: local, pullPolicy: Never}}
 `
 
 // firstNode are the values that keep DaemonSets off additional nodes: they
@@ -51,17 +52,39 @@ sriov:
   daemon: {nodeSelector: {kubernetes.io/hostname: node-1}}
 `
 
-// releases are installed during all tests.
+// releases are installed during all tests. The first one brings snapshot-controller
+// and the CRDs of snapshots, and has most options of the chart.
 var releases = []release{
 	{name: "local", values: `
+commonLabels: {example.com/owner: storage}
 csi:
   pool: {image: 4GiB, overprovisionRatio: 100}
   snapshots: {enabled: true}
   storageClasses:
   - {name: local-xfs, fsType: xfs}
-  - {name: local-ext4, fsType: ext4}
+  - name: local-ext4
+    fsType: ext4
+    allowedTopologies: [{matchLabelExpressions: [{key: topology.cleat.dev/node, values: [node-1]}]}]
   volumeSnapshotClasses:
   - {name: local}
+  updateStrategy: {rollingUpdate: {maxUnavailable: 100%}}
+  livenessProbe: {initialDelaySeconds: 5, periodSeconds: 10}
+  extraVolumes: [{name: extra, emptyDir: {}}]
+  extraInitContainers:
+  - {name: before, image: cleat.local/busybox:local, imagePullPolicy: Never, command: [/bin/sh, -c, "echo before >/extra/a"], volumeMounts: [{name: extra, mountPath: /extra}]}
+  extraContainers:
+  - {name: beside, image: cleat.local/busybox:local, imagePullPolicy: Never, command: [/bin/sh, -c, "cat /extra/a && exec sleep 1000000"], volumeMounts: [{name: extra, mountPath: /extra}]}
+  placement:
+    replicaCount: 2
+    updateStrategy: {type: RollingUpdate}
+    serviceAccount: {name: local-placement, annotations: {example.com/owner: storage}}
+snapshotController:
+  enabled: true
+  groupSnapshots: true # for the other release
+  logVerbosity: 4
+sidecars: {provisioner: {logVerbosity: 5}}
+extraDeploy:
+- {apiVersion: v1, kind: ConfigMap, metadata: {name: "{{ .Release.Name }}-extra", namespace: "{{ .Release.Namespace }}"}}
 `},
 	{name: "single", values: `
 csi:

@@ -39,7 +39,7 @@ func TestNodeTokenIsConfinedToItsNode(t *testing.T) {
 	r := &rights{space: newSpace(t), names: map[string]string{}}
 	r.prepare()
 	inForce(r.space, "local-cleat-volumes-of-nodes", "local-cleat-claims-of-nodes", "local-cleat-csi-placement")
-	own, noNode, placement := as(t, testCluster.Node), as(t, ""), asAccount(t, "local-cleat-csi-placement", "")
+	own, noNode, placement := as(t, testCluster.Node), as(t, ""), asAccount(t, "local-placement", "")
 	const selects = `{"metadata":{"annotations":{"` + selectedNode + `":"` + otherNode + `"}}}`
 	const ok = ""
 	for _, test := range []struct {

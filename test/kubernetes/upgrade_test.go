@@ -111,12 +111,13 @@ func (w *workload) second(daemonSet string) {
 
 // The chart is uninstalled while volumes are in use. Pods keep them; a pod
 // deleted meanwhile ends after the reinstallation, which adopts existing
-// volumes.
+// volumes. Snapshots stay, and can be restored and taken after it.
 func (w *workload) uninstalled() {
 	w.claim("victim", claim{class: "local-ext4", size: "32Mi"})
 	w.mustNotDisturb(func() {
 		w.run("victim", pod{mounts: map[string]string{"/data": "victim"}})
 		w.exec("victim", "echo kept >/data/a; sync")
+		w.snapshot("kept", "local", "victim")
 		testkit.Must(w, releases[0].uninstall(w.Context(), testCluster))
 		w.Cleanup(func() { // also after a failure
 			ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
@@ -125,6 +126,9 @@ func (w *workload) uninstalled() {
 				w.Error(err)
 			}
 		})
+		if out := w.kubectl("get", "volumesnapshots", "-o", "name"); !strings.Contains(out, "/kept") {
+			w.Errorf("after uninstalling there are only the snapshots %q", out)
+		}
 		w.kubectl("delete", "pod", "victim", "--wait=false")
 		w.advances()
 		testkit.Must(w, w.intact(w.Context()))
@@ -146,4 +150,13 @@ func (w *workload) uninstalled() {
 		w.Errorf("the volume of the deleted pod reads %q", got)
 	}
 	w.drop("reader")
+	w.snapshot("later", "local", "victim")
+	for _, name := range []string{"kept", "later"} {
+		w.claim("of-"+name, claim{class: "local-ext4", size: "32Mi", from: snapshotSource(name)})
+		w.run("of-"+name, pod{mounts: map[string]string{"/data": "of-" + name}})
+		if got := w.exec("of-"+name, "cat /data/a"); got != "kept" {
+			w.Errorf("the volume restored from snapshot %s reads %q", name, got)
+		}
+		w.drop("of-" + name)
+	}
 }
