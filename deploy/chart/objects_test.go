@@ -37,7 +37,7 @@ func TestObjectNames(t *testing.T) {
 			seen[o.String()] = true
 			want := prefix
 			switch o.Kind {
-			case "CSIDriver", "StorageClass", "VolumeSnapshotClass", "VolumeGroupSnapshotClass", "VolumeAttributesClass":
+			case "CSIDriver", "StorageClass", "VolumeSnapshotClass", "VolumeGroupSnapshotClass", "VolumeAttributesClass", "SnapshotMetadataService":
 				want = "" // named by their users
 			case "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding":
 				want = "storage-" + prefix
@@ -142,7 +142,7 @@ func TestSelectors(t *testing.T) {
 			check(w.name, selectorOf(t, w.selector))
 		}
 		for _, s := range of[corev1.Service](all) {
-			check(s.Name, labels.SelectorFromSet(s.Spec.Selector))
+			check(strings.Replace(s.Name, "snapshot-metadata", "csi-controller", 1), labels.SelectorFromSet(s.Spec.Selector))
 		}
 		for _, p := range of[policyv1.PodDisruptionBudget](all) {
 			check(p.Name, selectorOf(t, p.Spec.Selector))
@@ -286,6 +286,7 @@ func TestNetworkPolicies(t *testing.T) {
 	for values, want := range map[string]map[string][]int{
 		perNode + theOthers:        {"cleat-csi-node": {29801, 9070}, "cleat-csi-placement": {29801}},
 		controllerMode + theOthers: {"cleat-csi-node": {29801, 9070}, "cleat-csi-controller": {29801, 9070}},
+		variety["changed blocks"]:  {"cleat-csi-node": {9070}, "cleat-csi-controller": {9070, 50051}},
 		cephMode + theOthers:       {"cleat-csi-controller": {29801, 9070}}, // its nodes are in the host's network
 		cephFSMode + theOthers:     {"cleat-csi-controller": {29801, 9070}},
 		spdkMode + theOthers:       {"cleat-csi-controller": {29801, 9070}},

@@ -48,7 +48,7 @@ var peers = sync.OnceValues(func() (programPaths, error) {
 type programPaths struct{ helm, cleat, dir string }
 
 // API groups of CRDs that are not part of Kubernetes.
-var apis = []string{"snapshot.storage.k8s.io/v1", "groupsnapshot.storage.k8s.io/v1", "csiaddons.openshift.io/v1alpha1", "monitoring.coreos.com/v1"}
+var apis = []string{"snapshot.storage.k8s.io/v1", "groupsnapshot.storage.k8s.io/v1", "csiaddons.openshift.io/v1alpha1", "monitoring.coreos.com/v1", "cbt.storage.k8s.io/v1beta1"}
 
 // release is a release to render; the zero value uses the chart's defaults.
 type release struct {
@@ -123,6 +123,7 @@ var kinds = map[string]func() any{
 	"groupsnapshot.storage.k8s.io/v1/VolumeGroupSnapshotClass":         nil,
 	"monitoring.coreos.com/v1/ServiceMonitor":                          nil,
 	"monitoring.coreos.com/v1/PodMonitor":                              nil,
+	"cbt.storage.k8s.io/v1beta1/SnapshotMetadataService":               nil,
 	"monitoring.coreos.com/v1/PrometheusRule":                          nil,
 }
 

@@ -1,12 +1,15 @@
 package chart
 
 import (
+	"encoding/base64"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
@@ -83,5 +86,50 @@ func TestSnapshotCRDs(t *testing.T) {
 		if got := strings.Count(out, "\nkind: CustomResourceDefinition\n"); got != want {
 			t.Errorf("%d CRDs, want %d", got, want)
 		}
+	}
+}
+
+// Clients of changed blocks find the Service of the controller, whose sidecar
+// accepts their audience.
+func TestSnapshotMetadata(t *testing.T) {
+	all := render(t, release{values: controllerMode + changedBlocks, apis: apis})
+	var published struct {
+		Spec struct{ Address, Audience, CACert string }
+	}
+	for _, o := range all {
+		if o.Kind == "SnapshotMetadataService" {
+			testkit.Must(t, yaml.Unmarshal([]byte(o.text), &published))
+			if o.Name != "csi.cleat.dev" {
+				t.Errorf("clients find the driver's name, not %s", o.Name)
+			}
+		}
+	}
+	services := of[corev1.Service](all)
+	if len(services) != 1 {
+		t.Fatalf("%d Services, want one", len(services))
+	}
+	port := services[0].Spec.Ports[0]
+	if want := fmt.Sprintf("%s.storage:%d", services[0].Name, port.Port); published.Spec.Address != want {
+		t.Errorf("address %s, want %s", published.Spec.Address, want)
+	}
+	if want := base64.StdEncoding.EncodeToString([]byte("-----BEGIN CERTIFICATE-----")); published.Spec.CACert != want {
+		t.Errorf("certificates %s, want %s", published.Spec.CACert, want)
+	}
+	found := 0
+	for _, w := range workloads(all) {
+		for _, c := range w.containers() {
+			if c.Name != "csi-snapshot-metadata" {
+				continue
+			}
+			found++
+			for _, want := range []string{"--audience=" + published.Spec.Audience, "--port=" + port.TargetPort.String()} {
+				if !slices.Contains(c.Args, want) {
+					t.Errorf("%s has no %s: %q", w.name, want, c.Args)
+				}
+			}
+		}
+	}
+	if found != 1 {
+		t.Errorf("%d containers, want that of the controller", found)
 	}
 }

@@ -103,7 +103,8 @@ fence: {enabled: true, nodeSelector: {kubernetes.io/hostname: b}, serviceAccount
 metrics: {enabled: true, podMonitor: {enabled: true, interval: 10s, labels: {release: prometheus}}, prometheusRule: {enabled: true}}
 networkPolicy: {enabled: true}
 `
-	theOthers = `
+	changedBlocks = "  snapshotMetadata: {enabled: true, tlsSecret: metadata, caCert: \"-----BEGIN CERTIFICATE-----\"}\n"
+	theOthers     = `
 imagePullSecrets: [{name: registry}]
 seLinuxOptions: {type: spc_t}
 fence: {enabled: true, nodeSelector: {a: b}, ports: [nvme-tcp, 4420, 6800-7568], peers: ["b=storage-b:9071"], listen: ":9071", tlsSecret: fencing, kernelTargets: true}
@@ -142,6 +143,8 @@ var variety = map[string]string{
 	"daemon that follows":     "csi: {enabled: false}\nsriov: {daemon: {enabled: true}}",
 	"accounts, snapshots":     accounts + snapshotController,
 	"accounts, controller":    controllerMode + snapshotController + "rbac: {create: true}\nmetrics: {enabled: true, podMonitor: {enabled: true}}\nnetworkPolicy: {enabled: true}",
+	"changed blocks":          controllerMode + changedBlocks + "networkPolicy: {enabled: true}",
+	"changed blocks of ceph":  cephMode + changedBlocks,
 	"snapshot-controller":     "csi: {enabled: false}\n" + snapshotController,
 	"parent's values":         "global: {registry: x}\nfullnameOverride: other",
 }

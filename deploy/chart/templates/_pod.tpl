@@ -53,7 +53,7 @@ tolerations:
 {{/* Update strategy of a DaemonSet or Deployment: (.Values.csi) */}}
 {{- define "cleat.updateStrategy" -}}
 type: {{ .updateStrategy.type }}
-{{- if eq .updateStrategy.type "RollingUpdate" }}
+{{- if and (eq .updateStrategy.type "RollingUpdate") .updateStrategy.rollingUpdate }}
 rollingUpdate:
   {{- toYaml .updateStrategy.rollingUpdate | nindent 2 }}
 {{- end }}

@@ -123,6 +123,30 @@
 {{- end }}
 {{- end -}}
 
+{{- define "cleat.rules.addonsCluster" -}}
+# To authenticate the caller.
+- {apiGroups: [authentication.k8s.io], resources: [tokenreviews], verbs: [create]}
+{{- end -}}
+
+{{/* (list $ component driverName secretName) */}}
+{{- define "cleat.rules.addons" -}}
+- {apiGroups: [csiaddons.openshift.io], resources: [csiaddonsnodes], verbs: [get, watch, create, update]}
+- {apiGroups: [""], resources: [pods], verbs: [get]}
+- {apiGroups: [apps], resources: [replicasets], verbs: [get]}
+- {apiGroups: [""], resources: [events], verbs: [create, patch]}
+{{ include "cleat.rules.leases" (list (printf "%s-csi-addons" (regexReplaceAll "[^a-zA-Z0-9-]" (index . 2) "-"))) }}
+# It reads the Secret of the fence's class before it calls the driver.
+- {apiGroups: [""], resources: [secrets], verbs: [get], resourceNames: [{{ index . 3 }}]}
+{{- end -}}
+
+{{- define "cleat.rules.snapshotMetadata" -}}
+# To authenticate clients, and to ask whether they can read the snapshots.
+- {apiGroups: [authentication.k8s.io], resources: [tokenreviews], verbs: [create]}
+- {apiGroups: [authorization.k8s.io], resources: [subjectaccessreviews], verbs: [create]}
+- {apiGroups: [snapshot.storage.k8s.io], resources: [volumesnapshots, volumesnapshotcontents], verbs: [get]}
+- {apiGroups: [snapshot.storage.k8s.io], resources: [volumesnapshotclasses], verbs: [get, list]}
+{{- end -}}
+
 {{- define "cleat.rules.snapshotController" -}}
 - {apiGroups: [""], resources: [events], verbs: [create, patch]}
 - {apiGroups: [""], resources: [persistentvolumes], verbs: [get, list, watch]}

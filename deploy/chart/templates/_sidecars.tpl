@@ -1,8 +1,9 @@
-{{/* A sidecar of kubernetes-csi: (dict "root" $ "name" "provisioner" "args" (list …) "healthPort" 0) */}}
+{{/* A sidecar of kubernetes-csi: (dict "root" $ "name" "provisioner" "args" (list …) "healthPort" 0),
+with the name in the values and, if it differs, "container" */}}
 {{- define "cleat.sidecar" -}}
 {{- $of := index .root.Values.sidecars .name -}}
 {{- $credentials := include "cleat.spdk.credentials" .root -}}
-- name: csi-{{ .name }}
+- name: csi-{{ default .name .container }}
   image: {{ include "cleat.reference" (list .root $of "") }}
   imagePullPolicy: {{ $of.pullPolicy }}
   args:
@@ -53,6 +54,9 @@
     - {name: dpu-cluster, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
     {{- else }}
     {{- include "cleat.token.mount" . | nindent 4 }}
+    {{- end }}
+    {{- if eq .name "snapshotMetadata" }}
+    - {name: snapshot-metadata-tls, mountPath: /etc/cleat/snapshot-metadata-tls, readOnly: true}
     {{- end }}
 {{- end -}}
 
@@ -140,19 +144,4 @@ type: Opaque
 {{- $role := dict "root" $root "component" $component -}}
 {{- include "cleat.role" (merge (dict "name" (include "cleat.clusterName" (list $root (printf "%s-addons" $component))) "rules" (include "cleat.rules.addonsCluster" $root)) $role) }}
 {{- include "cleat.role" (merge (dict "name" (printf "%s-%s-addons" (include "cleat.fullname" $root) $component) "namespace" $root.Release.Namespace "rules" (include "cleat.rules.addons" .)) $role) }}
-{{- end -}}
-
-{{- define "cleat.rules.addonsCluster" -}}
-# To authenticate the caller.
-- {apiGroups: [authentication.k8s.io], resources: [tokenreviews], verbs: [create]}
-{{- end -}}
-
-{{- define "cleat.rules.addons" -}}
-- {apiGroups: [csiaddons.openshift.io], resources: [csiaddonsnodes], verbs: [get, watch, create, update]}
-- {apiGroups: [""], resources: [pods], verbs: [get]}
-- {apiGroups: [apps], resources: [replicasets], verbs: [get]}
-- {apiGroups: [""], resources: [events], verbs: [create, patch]}
-{{ include "cleat.rules.leases" (list (printf "%s-csi-addons" (regexReplaceAll "[^a-zA-Z0-9-]" (index . 2) "-"))) }}
-# It reads the Secret of the fence's class before it calls the driver.
-- {apiGroups: [""], resources: [secrets], verbs: [get], resourceNames: [{{ index . 3 }}]}
 {{- end -}}
