@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"maps"
+	"slices"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -126,12 +127,13 @@ func (s *Node) NodeGetVolumeHealth(ctx context.Context, r *spec.NodeGetVolumeHea
 }
 
 // NodeGetStorageHealth returns the conditions of the storage that this node
-// knows.
+// knows, without those that restrict nothing.
 func (s *Node) NodeGetStorageHealth(ctx context.Context, _ *spec.NodeGetStorageHealthRequest) (*spec.NodeGetStorageHealthResponse, error) {
 	conditions, err := s.config.Manager.StorageHealth(ctx)
 	if err != nil {
 		return nil, err
 	}
+	conditions = slices.DeleteFunc(conditions, func(c volume.Condition) bool { return c.Severity == volume.Notice })
 	return &spec.NodeGetStorageHealthResponse{BackendHealth: wrap(conditions, func(c volume.Condition) *spec.NodeGetStorageHealthResponse_StorageBackendHealth {
 		status := spec.StorageHealthErrorType_STORAGE_UNREACHABLE // the specification has two severities
 		if c.Severity == volume.Degraded {

@@ -125,7 +125,7 @@ func TestDirectory(t *testing.T) {
 	d.presence = node.Unreachable
 	testkit.WantError(t, "Stats", testkit.Err(n.Stats(ctx, stats)), errs.Unavailable, "does not answer")
 	testkit.WantError(t, "Expand", testkit.Err(n.Expand(ctx, node.ExpandRequest{Volume: "v", Path: p.Target})), errs.Unavailable, "does not answer")
-	if got := testkit.Value(n.Health(ctx, "v"))(t); len(got) != 1 || got[0].Reason != node.ReasonStorageUnreachable {
+	if got := testkit.Value(n.Health(ctx, "v"))(t); len(got) != 1 || got[0].Reason != volume.ReasonStorageUnreachable {
 		t.Errorf("Health: %+v", got)
 	}
 	testkit.WantError(t, "Unstage", n.Unstage(ctx, node.UnstageRequest{Volume: "v", Staging: s.Staging}), errs.Precondition, "published")

@@ -17,36 +17,6 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Reasons of conditions.
-const (
-	// ReasonUnmounted: staged or published, but not mounted.
-	ReasonUnmounted = "Unmounted"
-	// ReasonRemountedReadOnly: the kernel has made a writable mount read-only.
-	ReasonRemountedReadOnly = "RemountedReadOnly"
-	// ReasonFileSystemErrors: counted by the kernel.
-	ReasonFileSystemErrors = "FileSystemErrors"
-	// ReasonFileSystemShutdown: shut down after an error.
-	ReasonFileSystemShutdown = "FileSystemShutdown"
-	// ReasonFileSystemNotGrown: mounted with its old size on a larger volume.
-	ReasonFileSystemNotGrown = "FileSystemNotGrown"
-	// ReasonBackingFileMissing: the storage is on this machine, without the
-	// volume.
-	ReasonBackingFileMissing = "BackingFileMissing"
-	// ReasonBackingFileDeleted: deleted or replaced while mounted; the data
-	// exists until the volume is unstaged.
-	ReasonBackingFileDeleted = "BackingFileDeleted"
-	// ReasonBackingFileForeign: a file that is not a volume has its name.
-	ReasonBackingFileForeign = "BackingFileForeign"
-	// ReasonBackingFileTruncated: shorter than the volume.
-	ReasonBackingFileTruncated = "BackingFileTruncated"
-	// ReasonDeviceLost: the kernel has removed the device.
-	ReasonDeviceLost = "DeviceLost"
-	// ReasonStorageUnreachable: not on this machine.
-	ReasonStorageUnreachable = "StorageUnreachable"
-	// ReasonInlineVolumeLeft: an inline volume whose pod's directory is gone.
-	ReasonInlineVolumeLeft = "InlineVolumeLeft"
-)
-
 // Health returns a volume's adverse conditions, from this node and its storage.
 // NotFound: unknown to both.
 func (m *Manager) Health(ctx context.Context, id volume.ID) ([]volume.Condition, error) {
@@ -96,36 +66,34 @@ func (m *Manager) withStorage(ctx context.Context, id, engine volume.ID, known b
 	if err != nil && !(known && errors.Is(err, errs.NotFound)) {
 		return nil, err
 	}
-	for _, c := range more {
-		all.add(c.Severity, c.Reason, c.Message)
-	}
+	all.addAll(more)
 	return all, nil
 }
 
 // StorageHealth returns the storage's adverse conditions, from this node and
 // the storage.
 func (m *Manager) StorageHealth(ctx context.Context) ([]volume.Condition, error) {
-	var all conditions
+	all, err := m.storageHere(ctx)
+	if err != nil || m.config.Health == nil {
+		return all, err
+	}
+	more, err := m.config.Health.StorageHealth(ctx)
+	all.addAll(more)
+	return all, err
+}
+
+// storageHere returns what this node knows of the storage.
+func (m *Manager) storageHere(ctx context.Context) (all conditions, err error) {
 	for _, at := range m.config.Attachers {
 		_, err := at.Held(ctx)
 		switch {
 		case errors.Is(err, errs.Unavailable):
-			all.add(volume.Inaccessible, ReasonStorageUnreachable, err.Error())
+			all.add(volume.Inaccessible, volume.ReasonStorageUnreachable, err.Error())
 		case err != nil:
 			return nil, err
 		}
 	}
-	if err := m.checkInline(ctx, &all); err != nil {
-		return nil, err
-	}
-	if m.config.Health == nil {
-		return all, nil
-	}
-	more, err := m.config.Health.StorageHealth(ctx)
-	for _, c := range more {
-		all.add(c.Severity, c.Reason, c.Message)
-	}
-	return all, err
+	return all, m.checkInline(ctx, &all)
 }
 
 // checkInline reports an inline volume that exists although the directory of its
@@ -151,8 +119,7 @@ func (m *Manager) checkInline(ctx context.Context, all *conditions) error {
 			if info, err := s.inspect(ctx); err != nil || info.Presence == Missing {
 				continue // deleted, or the storage's own condition
 			}
-			// At most 128 bytes, the limit of CSI.
-			all.add(volume.Degraded, ReasonInlineVolumeLeft, fmt.Sprintf("its pod directory is gone; if the pod is too: cleat volume delete %s", p.Inline.Volume))
+			all.add(volume.Notice, volume.ReasonInlineVolumeLeft, fmt.Sprintf("cleat volume delete %s; the directory of its pod is gone", p.Inline.Volume))
 		}
 	}
 	return nil
@@ -161,13 +128,16 @@ func (m *Manager) checkInline(ctx context.Context, all *conditions) error {
 // conditions has the first condition per severity and reason.
 type conditions []volume.Condition
 
-func (c *conditions) add(s volume.Severity, reason, message string) {
-	for _, have := range *c {
-		if have.Severity == s && have.Reason == reason {
-			return
+func (c *conditions) add(s volume.Severity, reason, what string) {
+	c.addAll([]volume.Condition{volume.NewCondition(s, reason, what)})
+}
+
+func (c *conditions) addAll(more []volume.Condition) {
+	for _, n := range more {
+		if !slices.ContainsFunc(*c, func(have volume.Condition) bool { return have.Severity == n.Severity && have.Reason == n.Reason }) {
+			*c = append(*c, n)
 		}
 	}
-	*c = append(*c, volume.Condition{Severity: s, Reason: reason, Message: message})
 }
 
 func (m *Manager) checkStage(ctx context.Context, rec stageRecord, all *conditions) error {
@@ -180,11 +150,9 @@ func (m *Manager) checkStage(ctx context.Context, rec stageRecord, all *conditio
 		return err
 	}
 	checkPresence(v, all)
-	for _, c := range v.Conditions {
-		all.add(c.Severity, c.Reason, c.Message)
-	}
+	all.addAll(v.Conditions)
 	if v.Device.IsZero() {
-		all.add(volume.Inaccessible, ReasonUnmounted, "the volume is staged at "+rec.Staging+", but its device is gone; stage it again")
+		all.add(volume.Inaccessible, volume.ReasonUnmounted, "its device is gone; it is staged at "+rec.Staging)
 		return nil
 	}
 	if rec.Capability.Block {
@@ -197,7 +165,7 @@ func (m *Manager) checkStage(ctx context.Context, rec stageRecord, all *conditio
 	}
 	full, err := isFull(ctx, v.Device, v.Size)
 	if err == nil && !full {
-		all.add(volume.Degraded, ReasonFileSystemNotGrown, fmt.Sprintf("the volume has %d bytes, its file system fewer: %s", v.Size, rec.NotGrown))
+		all.add(volume.Degraded, volume.ReasonFileSystemNotGrown, fmt.Sprintf("the volume has %d bytes, its file system fewer: %s", v.Size, rec.NotGrown))
 	}
 	return err
 }
@@ -220,7 +188,7 @@ func (m *Manager) checkPublish(ctx context.Context, p publication, all *conditio
 	}
 	there, err := m.isPublished(ctx, p.Target, p.publishRecord)
 	if err == nil && !there {
-		all.add(volume.Inaccessible, ReasonUnmounted, "the volume is published at "+p.Target+", but is not mounted there")
+		all.add(volume.Inaccessible, volume.ReasonUnmounted, "it is not mounted at its target "+p.Target)
 	}
 	return err
 }
@@ -228,17 +196,17 @@ func (m *Manager) checkPublish(ctx context.Context, p publication, all *conditio
 func checkPresence(v Info, all *conditions) {
 	switch v.Presence {
 	case Missing:
-		all.add(volume.DataLoss, ReasonBackingFileMissing, fmt.Sprint(v.Problem))
+		all.add(volume.DataLoss, volume.ReasonFileMissing, fmt.Sprint(v.Problem))
 	case Foreign:
-		all.add(volume.DataLoss, ReasonBackingFileForeign, fmt.Sprint(v.Problem))
+		all.add(volume.DataLoss, volume.ReasonFileForeign, fmt.Sprint(v.Problem))
 	case Truncated:
-		all.add(volume.DataLoss, ReasonBackingFileTruncated, fmt.Sprint(v.Problem))
+		all.add(volume.DataLoss, volume.ReasonFileTruncated, fmt.Sprint(v.Problem))
 	case Replaced:
-		all.add(volume.DataLoss, ReasonBackingFileDeleted, fmt.Sprint(v.Problem, "; its data can be read until the volume is unstaged: copy it to another volume"))
+		all.add(volume.DataLoss, volume.ReasonFileDeleted, fmt.Sprint(v.Problem, "; its data exists until the volume is unstaged"))
 	case Lost:
-		all.add(volume.Inaccessible, ReasonDeviceLost, fmt.Sprint(v.Problem, "; delete the pods that use the volume, so that it is staged again"))
+		all.add(volume.Inaccessible, volume.ReasonDeviceLost, fmt.Sprint(v.Problem))
 	case Unreachable:
-		all.add(volume.Inaccessible, ReasonStorageUnreachable, fmt.Sprint(v.Problem))
+		all.add(volume.Inaccessible, volume.ReasonStorageUnreachable, fmt.Sprint(v.Problem))
 	}
 }
 
@@ -249,7 +217,7 @@ func checkMount(ctx context.Context, path string, d Device, readOnly bool, all *
 		return err
 	}
 	if !there {
-		all.add(volume.Inaccessible, ReasonUnmounted, "the volume should be mounted at "+path+", but is not")
+		all.add(volume.Inaccessible, volume.ReasonUnmounted, "it is not mounted at "+path)
 		return nil
 	}
 	checkWritable(e, readOnly, all)
@@ -261,10 +229,10 @@ func checkMount(ctx context.Context, path string, d Device, readOnly bool, all *
 		return err
 	}
 	if faults.Shutdown {
-		all.add(volume.Inaccessible, ReasonFileSystemShutdown, "the file system shut down after an error; unstage the volume, check its file system, and stage it again")
+		all.add(volume.Inaccessible, volume.ReasonFileSystemShutdown, "the file system shut down after an error")
 	}
 	if faults.Count > 0 {
-		all.add(volume.Degraded, ReasonFileSystemErrors, fmt.Sprintf("the kernel has counted %d errors of the file system", faults.Count))
+		all.add(volume.Degraded, volume.ReasonFileSystemErrors, fmt.Sprintf("the kernel has counted %d errors of the file system", faults.Count))
 	}
 	return nil
 }
@@ -273,6 +241,6 @@ func checkMount(ctx context.Context, path string, d Device, readOnly bool, all *
 // emergency_ro instead of ro.
 func checkWritable(e mount.Entry, readOnly bool, all *conditions) {
 	if !readOnly && (e.ReadOnly() || slices.Contains(e.SuperOptions, "emergency_ro")) {
-		all.add(volume.Degraded, ReasonRemountedReadOnly, "the file system was mounted for writing, but the kernel has made it read-only")
+		all.add(volume.Degraded, volume.ReasonRemountedReadOnly, "the kernel has made the file system read-only")
 	}
 }

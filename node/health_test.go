@@ -17,6 +17,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/enginetest"
 )
 
 func (n *testNode) sick(id volume.ID, want ...string) {
@@ -26,8 +27,8 @@ func (n *testNode) sick(id volume.ID, want ...string) {
 	var got []string
 	for _, c := range all {
 		got = append(got, string(c.Severity)+" "+c.Reason)
-		if c.Message == "" {
-			n.t.Errorf("condition %s has no message", c.Reason)
+		if c.Message != fromEngine {
+			enginetest.CheckMessage(n.t, c, "")
 		}
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -112,7 +113,7 @@ func TestEmergencyReadOnly(t *testing.T) {
 	}
 	all, err := n.Health(t.Context(), s.Volume)
 	n.ok("health", err)
-	if !slices.ContainsFunc(all, func(c volume.Condition) bool { return c.Reason == node.ReasonRemountedReadOnly }) {
+	if !slices.ContainsFunc(all, func(c volume.Condition) bool { return c.Reason == volume.ReasonRemountedReadOnly }) {
 		t.Errorf("a read-only volume: %v", all)
 	}
 	n.unstage(s)
@@ -127,7 +128,7 @@ func TestPoolGone(t *testing.T) {
 	n.sick(s.Volume, "INACCESSIBLE StorageUnreachable")
 	got, err := n.StorageHealth(t.Context())
 	n.ok("storage health", err)
-	if len(got) != 1 || got[0].Severity != volume.Inaccessible || got[0].Reason != node.ReasonStorageUnreachable {
+	if len(got) != 1 || got[0].Severity != volume.Inaccessible || got[0].Reason != volume.ReasonStorageUnreachable {
 		t.Errorf("storage health without the pool: %v", got)
 	}
 	n.unstage(s) // the device is known anyway
@@ -139,17 +140,19 @@ func TestPoolGone(t *testing.T) {
 	}
 }
 
+const fromEngine = "from the engine"
+
 type engineHealth struct{}
 
 func (engineHealth) VolumeHealth(_ context.Context, id volume.ID) ([]volume.Condition, error) {
 	if id != "vol-engine" {
 		return nil, errs.Errorf(errs.NotFound, "no volume %s", id)
 	}
-	return []volume.Condition{{Severity: volume.Degraded, Reason: "Copying", Message: "from the engine"}}, nil
+	return []volume.Condition{{Severity: volume.Degraded, Reason: "Copying", Message: fromEngine}}, nil
 }
 
 func (engineHealth) StorageHealth(context.Context) ([]volume.Condition, error) {
-	return []volume.Condition{{Severity: volume.Degraded, Reason: "PoolNearlyFull", Message: "from the engine"}}, nil
+	return []volume.Condition{{Severity: volume.Degraded, Reason: "PoolNearlyFull", Message: fromEngine}}, nil
 }
 
 func TestHealthOfTheEngine(t *testing.T) {

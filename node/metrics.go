@@ -11,19 +11,22 @@ import (
 const collectTimeout = 5 * time.Second
 
 type collector struct {
-	manager            *Manager
-	inUse, health, err *prometheus.Desc
+	manager                     *Manager
+	inUse, health, storage, err *prometheus.Desc
 }
 
-// Collector has the number of volumes in use and their adverse conditions:
-// kubelets do not call CSI 1.13's health RPCs yet.
+// Collector has the number of volumes in use, their adverse conditions, and what
+// this node knows of the storage: kubelets call CSI 1.13's health RPCs only with
+// an alpha feature of Kubernetes 1.37.
 func (m *Manager) Collector() prometheus.Collector {
 	return &collector{
 		manager: m,
 		inUse:   prometheus.NewDesc("cleat_node_volumes", "Volumes staged or published on this node.", nil, nil),
 		health: prometheus.NewDesc("cleat_volume_health", "1 for each adverse condition of a volume in use on this node.",
 			[]string{"volume_id", "status", "reason"}, nil),
-		err: prometheus.NewDesc("cleat_node_health_unknown", "Volumes in use whose health is unknown.", nil, nil),
+		storage: prometheus.NewDesc("cleat_node_storage_health", "1 for each adverse condition of the storage that this node knows.",
+			[]string{"status", "reason"}, nil),
+		err: prometheus.NewDesc("cleat_node_health_unknown", "Volumes in use whose health is unknown, and 1 if the storage's is.", nil, nil),
 	}
 }
 
@@ -31,6 +34,7 @@ func (m *Manager) Collector() prometheus.Collector {
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	out <- c.inUse
 	out <- c.health
+	out <- c.storage
 	out <- c.err
 }
 
@@ -54,6 +58,13 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		for _, h := range conditions {
 			out <- prometheus.MustNewConstMetric(c.health, prometheus.GaugeValue, 1, string(id), string(h.Severity), h.Reason)
 		}
+	}
+	storage, err := c.manager.storageHere(ctx)
+	if err != nil {
+		unknown++
+	}
+	for _, h := range storage {
+		out <- prometheus.MustNewConstMetric(c.storage, prometheus.GaugeValue, 1, string(h.Severity), h.Reason)
 	}
 	out <- prometheus.MustNewConstMetric(c.err, prometheus.GaugeValue, float64(unknown))
 }

@@ -216,20 +216,3 @@ type Range struct {
 func (r Range) End() int64 { return r.Offset + r.Length }
 
 func (r Range) String() string { return fmt.Sprintf("[%d,%d)", r.Offset, r.End()) }
-
-// Severity is the severity of a condition, with the values of CSI 1.13.
-type Severity string
-
-const (
-	Degraded     Severity = "DEGRADED"
-	Inaccessible Severity = "INACCESSIBLE"
-	DataLoss     Severity = "DATA_LOSS"
-)
-
-// Condition is an adverse condition of a volume or of the shared storage.
-// Reason is in CamelCase and unique together with Severity.
-type Condition struct {
-	Severity Severity `json:"severity"`
-	Reason   string   `json:"reason"`
-	Message  string   `json:"message"`
-}

@@ -55,6 +55,7 @@ type csiServer struct {
 	boots      *bootlease.Leases               // nil: nodes do not report their boots
 	reporting  func(ctx context.Context) error // of this node's boot; nil: nothing
 	node       *csi.Node                       // nil without the node service
+	manager    *node.Manager                   // likewise
 }
 
 // Assemble implements server.Program.
@@ -221,6 +222,7 @@ func (d *csiServer) openNode(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	d.manager = manager
 	d.OnClose(func(context.Context) error { return manager.Close() })
 	if err := d.Metrics.Register(manager.Collector()); err != nil {
 		return err
@@ -337,7 +339,7 @@ func (d *csiServer) healthy(ctx context.Context) error {
 		return err
 	}
 	for _, c := range conditions {
-		if c.Severity != volume.Degraded {
+		if c.Severity == volume.Inaccessible || c.Severity == volume.DataLoss {
 			return errs.Errorf(errs.Unavailable, "%s: %s", c.Reason, c.Message)
 		}
 	}
@@ -349,10 +351,12 @@ func (d *csiServer) status(ctx context.Context) (any, error) {
 		Driver: d.driverName, Version: release, Node: d.nodeID, Services: d.services,
 		Engine: d.engine, Pool: d.storage.describe(), Running: d.operations.Running(),
 	}
-	if d.backend.Health == nil {
-		return s, nil
-	}
 	var err error
-	s.Conditions, err = d.backend.Health.StorageHealth(ctx)
+	switch {
+	case d.manager != nil: // which knows the backend's conditions too
+		s.Conditions, err = d.manager.StorageHealth(ctx)
+	case d.backend.Health != nil:
+		s.Conditions, err = d.backend.Health.StorageHealth(ctx)
+	}
 	return s, err
 }

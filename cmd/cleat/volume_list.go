@@ -146,9 +146,9 @@ func reasons(all []volume.Condition) string {
 	var out []string
 	for _, c := range all {
 		text := fmt.Sprintf("%s:%s", c.Severity, c.Reason)
-		// A message that begins with a percentage reports progress.
-		if share, _, ok := strings.Cut(c.Message, " %"); ok && len(share) <= 3 && strings.Trim(share, "0123456789") == "" {
-			text += " " + share + "%"
+		// A message with a percentage reports progress.
+		if before, _, ok := strings.Cut(c.Message, " % ("); ok {
+			text += " " + before[strings.LastIndex(before, " ")+1:] + "%"
 		}
 		out = append(out, text)
 	}

@@ -67,6 +67,70 @@ func hasHeading(t *testing.T, page, anchor string) bool {
 	return false
 }
 
+// conditionMetrics are the metrics of the conditions of a page, by the words of
+// its column "of"; "" is for a page without that column.
+var conditionMetrics = map[string]map[string]string{
+	"csi.md":  {"volume": "cleat_volume_health", "storage": "cleat_pool_health", "node": "cleat_node_storage_health"},
+	"ceph.md": {"": "cleat_ceph_health"},
+	"nvme.md": {"": "cleat_volume_health"},
+	"spdk.md": {"volume": "cleat_volume_health", "storage": "cleat_spdk_health"},
+}
+
+// Each condition in the docs has an alert, for each of its statuses and metrics.
+// docs.TestMetricsAndReasons holds the docs to the code.
+func TestConditionsHaveAlerts(t *testing.T) {
+	silent := map[string]string{"BeingCopied": "progress", "LvolMissing": "of no volume in use, so without a metric"}
+	var all []alert
+	for _, component := range components {
+		all = append(all, alerts(t, component)...)
+	}
+	count := 0
+	for name, metrics := range conditionMetrics {
+		_, table, _ := strings.Cut(string(read(t, "../../docs/"+name)), "\n| reason | s")
+		table, _, _ = strings.Cut(table, "\n\n")
+		for _, row := range strings.Split(table, "\n")[2:] {
+			cells := strings.Split(row, "|")
+			for _, reason := range regexp.MustCompile("[A-Z][A-Za-z]+").FindAllString(cells[1], -1) {
+				for _, status := range regexp.MustCompile("NOTICE|DEGRADED|INACCESSIBLE|DATA_LOSS").FindAllString(cells[2], -1) {
+					for word, metric := range metrics {
+						if word != "" && !strings.Contains(cells[3], word) {
+							continue
+						}
+						count++
+						labels := map[string]string{"reason": reason, "status": status}
+						if silent[reason] == "" && !slices.ContainsFunc(all, func(a alert) bool { return a.selects(metric, labels) }) {
+							t.Errorf("docs/%s: %s{reason=%q, status=%q} has no alert", name, metric, reason, status)
+						}
+					}
+				}
+			}
+		}
+	}
+	if count < 45 {
+		t.Errorf("found only %d series of conditions", count)
+	}
+}
+
+var (
+	selector = regexp.MustCompile(`(cleat_[a-z_]+)\{([^}]*)\}`)
+	matcher  = regexp.MustCompile(`(\w+)(=~|!=|=)"([^"]*)"`)
+)
+
+// selects reports whether an alert fires for a series of 1.
+func (a alert) selects(metric string, labels map[string]string) bool {
+	for _, s := range selector.FindAllStringSubmatch(a.Expr, -1) {
+		ok := s[1] == metric
+		for _, m := range matcher.FindAllStringSubmatch(s[2], -1) {
+			equal := regexp.MustCompile("^(" + m[3] + ")$").MatchString(labels[m[1]])
+			ok = ok && equal == (m[2] != "!=")
+		}
+		if ok {
+			return true
+		}
+	}
+	return false
+}
+
 // The alert for a missing driver uses labels that both monitors set.
 func TestDriverGoneAlert(t *testing.T) {
 	gone := alerts(t, "csi")[0]

@@ -68,7 +68,7 @@ func TestUnreachableCluster(t *testing.T) {
 	defer restoreMon()
 	shared.StopMon()
 	all, err := e.StorageHealth(testkit.Context(t))
-	if got := reasons(all); err != nil || got != "INACCESSIBLE "+reasonUnreachable {
+	if got := reasons(all); err != nil || got != "INACCESSIBLE "+volume.ReasonClusterUnreachable {
 		t.Errorf("health without monitor: %s, %v", got, err)
 	}
 	err = within(t, time.Second, func(ctx context.Context) error {
@@ -105,7 +105,7 @@ func TestFullPool(t *testing.T) {
 	defer quota("0")
 	testkit.EventuallyNil(t, "health reports it", func() error {
 		all, err := e.VolumeHealth(testkit.Context(t), v.ID)
-		if got := reasons(all); err != nil || got != "INACCESSIBLE "+reasonFull {
+		if got := reasons(all); err != nil || got != "INACCESSIBLE "+volume.ReasonPoolFull {
 			return errs.Errorf(errs.Exhausted, "health %s, %w", got, err)
 		}
 		return nil
@@ -142,7 +142,7 @@ func TestFSUnreachableMetadata(t *testing.T) {
 	testkit.Must(t, shared.StopMDS())
 	testkit.EventuallyNil(t, "health reports it", func() error {
 		all, err := e.VolumeHealth(testkit.Context(t), v.ID)
-		if !strings.Contains(reasons(all), "INACCESSIBLE "+reasonMDSDown) {
+		if !strings.Contains(reasons(all), "INACCESSIBLE "+volume.ReasonMDSDown) {
 			return errs.Errorf(errs.Unavailable, "health %+v, %w", all, err)
 		}
 		return nil

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/enginetest"
 )
 
 func TestFSIDs(t *testing.T) {
@@ -242,6 +243,7 @@ func TestHealthOfFS(t *testing.T) {
 		got := map[string]bool{}
 		for _, c := range report.conditions(nil, fs) {
 			got[c.Reason] = true
+			enginetest.CheckMessage(t, c, "")
 		}
 		if have := strings.Join(slices.Sorted(maps.Keys(got)), " "); have != want {
 			t.Errorf("of file system %q: %s, want %s", fs, have, want)

@@ -21,11 +21,9 @@ func (e *FS) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condition
 	switch p := v.Progress; {
 	case err != nil:
 	case p.Failed != "":
-		all = append(all, volume.Condition{Severity: volume.DataLoss, Reason: reasonCopyFailed,
-			Message: p.Failed + "; the volume has only a part of the content of its source: delete it and create it again"})
+		all = append(all, volume.NewCondition(volume.DataLoss, volume.ReasonCopyFailed, "it has only a part of the content of its source: "+p.Failed))
 	case p.Running():
-		all = append(all, volume.Condition{Severity: volume.Inaccessible, Reason: reasonCopying,
-			Message: fmt.Sprintf("%d of about %d bytes are copied; the volume is usable after the copy", p.Done, p.Total)})
+		all = append(all, volume.NewCondition(volume.Inaccessible, volume.ReasonCopying, fmt.Sprintf("%d of about %d bytes are copied", p.Done, p.Total)))
 	}
 	return all, err
 }

@@ -156,7 +156,7 @@ func TestFSCopyOfManyFiles(t *testing.T) {
 	} {
 		wantKind(t, err, what+" of a volume that is being copied", errs.Busy)
 	}
-	if got := reasons(testkit.Value(e.VolumeHealth(t.Context(), v.ID))(t)); got != "INACCESSIBLE "+reasonCopying {
+	if got := reasons(testkit.Value(e.VolumeHealth(t.Context(), v.ID))(t)); got != "INACCESSIBLE "+volume.ReasonCopying {
 		t.Errorf("the health of a volume that is being copied: %s", got)
 	}
 	testkit.Must(t, e.Delete(t.Context(), v.ID))
@@ -268,7 +268,7 @@ func TestFSCopyIsCanceledByOthers(t *testing.T) {
 		if len(all) == 0 {
 			t.Fatal("the copy was complete before it was canceled")
 		}
-		return reasons(all) == "DATA_LOSS "+reasonCopyFailed
+		return reasons(all) == "DATA_LOSS "+volume.ReasonCopyFailed
 	})
 	if p := testkit.Value(e.Get(ctx, v.ID))(t).Progress; p.Running() || p.Failed == "" {
 		t.Errorf("Get: progress %+v", p)

@@ -11,48 +11,32 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Reasons are part of the API.
-const (
-	reasonUnreachable = "ClusterUnreachable"
-	reasonFull        = "PoolFull"
-	reasonNearlyFull  = "PoolNearlyFull"
-	reasonInactive    = "PGsInactive"
-	reasonDegraded    = "DataDegraded"
-	reasonOSDsDown    = "OSDsDown"
-	reasonMonsDown    = "MonitorsDown"
-	reasonDamaged     = "DataDamaged"
-	reasonMDSDown     = "MetadataServersDown"
-	reasonMDSSlow     = "MetadataServersSlow"
-	reasonCopyFailed  = "CopyFailed"
-	reasonCopying     = "Copying"
-)
-
 // checks maps Ceph's health checks to conditions; others do not concern
 // volumes.
 var checks = map[string]volume.Condition{
-	"PG_AVAILABILITY":     {Severity: volume.Inaccessible, Reason: reasonInactive},
-	"OSD_FULL":            {Severity: volume.Inaccessible, Reason: reasonFull},
-	"POOL_FULL":           {Severity: volume.Inaccessible, Reason: reasonFull},
-	"OSD_NEARFULL":        {Severity: volume.Degraded, Reason: reasonNearlyFull},
-	"OSD_BACKFILLFULL":    {Severity: volume.Degraded, Reason: reasonNearlyFull},
-	"POOL_NEAR_FULL":      {Severity: volume.Degraded, Reason: reasonNearlyFull},
-	"PG_DEGRADED":         {Severity: volume.Degraded, Reason: reasonDegraded},
-	"OSD_DOWN":            {Severity: volume.Degraded, Reason: reasonOSDsDown},
-	"MON_DOWN":            {Severity: volume.Degraded, Reason: reasonMonsDown},
-	"PG_DAMAGED":          {Severity: volume.DataLoss, Reason: reasonDamaged},
-	"OBJECT_UNFOUND":      {Severity: volume.DataLoss, Reason: reasonDamaged},
-	"OSD_SCRUB_ERRORS":    {Severity: volume.DataLoss, Reason: reasonDamaged},
-	"OSD_TOO_MANY_REPAIR": {Severity: volume.Degraded, Reason: reasonDegraded},
+	"PG_AVAILABILITY":     {Severity: volume.Inaccessible, Reason: volume.ReasonPGsInactive},
+	"OSD_FULL":            {Severity: volume.Inaccessible, Reason: volume.ReasonPoolFull},
+	"POOL_FULL":           {Severity: volume.Inaccessible, Reason: volume.ReasonPoolFull},
+	"OSD_NEARFULL":        {Severity: volume.Degraded, Reason: volume.ReasonPoolNearlyFull},
+	"OSD_BACKFILLFULL":    {Severity: volume.Degraded, Reason: volume.ReasonPoolNearlyFull},
+	"POOL_NEAR_FULL":      {Severity: volume.Degraded, Reason: volume.ReasonPoolNearlyFull},
+	"PG_DEGRADED":         {Severity: volume.Degraded, Reason: volume.ReasonDataDegraded},
+	"OSD_DOWN":            {Severity: volume.Degraded, Reason: volume.ReasonOSDsDown},
+	"MON_DOWN":            {Severity: volume.Degraded, Reason: volume.ReasonMonitorsDown},
+	"PG_DAMAGED":          {Severity: volume.DataLoss, Reason: volume.ReasonDataDamaged},
+	"OBJECT_UNFOUND":      {Severity: volume.DataLoss, Reason: volume.ReasonDataDamaged},
+	"OSD_SCRUB_ERRORS":    {Severity: volume.DataLoss, Reason: volume.ReasonDataDamaged},
+	"OSD_TOO_MANY_REPAIR": {Severity: volume.Degraded, Reason: volume.ReasonDataDegraded},
 }
 
 // fsChecks are those that concern only a file system.
 var fsChecks = map[string]volume.Condition{
-	"MDS_ALL_DOWN":         {Severity: volume.Inaccessible, Reason: reasonMDSDown},
-	"FS_WITH_FAILED_MDS":   {Severity: volume.Inaccessible, Reason: reasonMDSDown},
-	"FS_DEGRADED":          {Severity: volume.Inaccessible, Reason: reasonMDSDown},
-	"MDS_DAMAGE":           {Severity: volume.DataLoss, Reason: reasonDamaged},
-	"MDS_SLOW_REQUEST":     {Severity: volume.Degraded, Reason: reasonMDSSlow},
-	"MDS_SLOW_METADATA_IO": {Severity: volume.Degraded, Reason: reasonMDSSlow},
+	"MDS_ALL_DOWN":         {Severity: volume.Inaccessible, Reason: volume.ReasonMDSDown},
+	"FS_WITH_FAILED_MDS":   {Severity: volume.Inaccessible, Reason: volume.ReasonMDSDown},
+	"FS_DEGRADED":          {Severity: volume.Inaccessible, Reason: volume.ReasonMDSDown},
+	"MDS_DAMAGE":           {Severity: volume.DataLoss, Reason: volume.ReasonDataDamaged},
+	"MDS_SLOW_REQUEST":     {Severity: volume.Degraded, Reason: volume.ReasonMDSSlow},
+	"MDS_SLOW_METADATA_IO": {Severity: volume.Degraded, Reason: volume.ReasonMDSSlow},
 }
 
 // healthReport is the output of "health detail".
@@ -91,33 +75,39 @@ func (h healthReport) conditions(pools []poolRef, fs string) []volume.Condition 
 		if !known || slices.ContainsFunc(all, func(x volume.Condition) bool { return x.Severity == c.Severity && x.Reason == c.Reason }) {
 			continue
 		}
-		c.Message = fmt.Sprintf("Ceph reports %s: %s", check, report.Summary.Message)
 		var details []string
 		for _, d := range report.Detail {
 			details = append(details, d.Message)
 		}
-		if isOfFS && concernsFS(details, fs) || !isOfFS && concerns(details, pools) {
-			all = append(all, c)
+		concerned := concerns(details, pools)
+		if isOfFS {
+			concerned = concernsFS(details, fs)
+		}
+		if concerned >= 0 {
+			what := append(details[concerned:], report.Summary.Message)[0]
+			all = append(all, volume.NewCondition(c.Severity, c.Reason, check+": "+what))
 		}
 	}
 	return all
 }
 
-// concerns reports whether details are of one of the pools. Details that name
-// no pool or placement group concern all.
-func concerns(details []string, pools []poolRef) bool {
-	named := false
-	for _, d := range details {
+// concerns returns the first detail that is of one of the pools, or -1. Details
+// that name no pool or placement group concern all: then it is 0.
+func concerns(details []string, pools []poolRef) int {
+	named := 0
+	for i, d := range details {
 		_, rest, isPool := strings.Cut(d, "pool '")
 		pgs, isPG := strings.CutPrefix(d, "pg ")
 		for _, p := range pools {
 			if isPool && strings.HasPrefix(rest, p.name+"'") || isPG && strings.HasPrefix(pgs, fmt.Sprintf("%d.", p.id)) {
-				return true
+				return i
 			}
 		}
-		named = named || isPool || isPG
+		if isPool || isPG {
+			named = -1
+		}
 	}
-	return !named
+	return named
 }
 
 // usage is the space of one pool, from "df detail".
@@ -147,16 +137,17 @@ func (u usage) free() int64 {
 	return max(free, 0)
 }
 
-// concernsFS reports whether details are of a file system. Details that name
-// none concern all.
-func concernsFS(details []string, fs string) bool {
-	named := false
-	for _, d := range details {
+// concernsFS is concerns for a file system.
+func concernsFS(details []string, fs string) int {
+	named := 0
+	for i, d := range details {
 		name, isFS := strings.CutPrefix(d, "fs ")
 		if isFS && strings.HasPrefix(name, fs+" ") {
-			return true
+			return i
 		}
-		named = named || isFS
+		if isFS {
+			named = -1
+		}
 	}
-	return !named
+	return named
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/enginetest"
 )
 
 func TestIDs(t *testing.T) {
@@ -211,16 +212,18 @@ func TestHealth(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
-		pools []poolRef
-		want  []string
+		pools   []poolRef
+		want    []string
+		objects []string
 	}{
-		"full":     {[]poolRef{{"ssd", 1}}, []string{"MonitorsDown", "PoolFull"}},
-		"inactive": {[]poolRef{{"hdd", 12}}, []string{"MonitorsDown", "PGsInactive"}},
-		"other":    {[]poolRef{{"s", 2}}, []string{"MonitorsDown"}},
+		"full":     {[]poolRef{{"ssd", 1}}, []string{"MonitorsDown", "PoolFull"}, []string{"mon.c", "pool 'ssd' is full"}},
+		"inactive": {[]poolRef{{"hdd", 12}}, []string{"MonitorsDown", "PGsInactive"}, []string{"mon.c", "pg 12.0"}},
+		"other":    {[]poolRef{{"s", 2}}, []string{"MonitorsDown"}, []string{"mon.c"}},
 	} {
 		var got []string
-		for _, x := range h.conditions(c.pools, "") {
+		for i, x := range h.conditions(c.pools, "") {
 			got = append(got, x.Reason)
+			enginetest.CheckMessage(t, x, c.objects[i])
 		}
 		if diff := cmp.Diff(c.want, got); diff != "" {
 			t.Errorf("%s: -want +got\n%s", name, diff)

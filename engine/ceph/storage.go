@@ -45,8 +45,7 @@ func (c *Connection) volumeHealth(ctx context.Context, pools []poolRef, fs strin
 	defer cancel()
 	v, err = get(short)
 	if errors.Is(err, errs.Unavailable) && ctx.Err() == nil {
-		return append(all, volume.Condition{Severity: volume.Inaccessible, Reason: reasonUnreachable,
-			Message: fmt.Sprintf("the servers with the volume do not answer: %v", err)}), v, nil
+		return append(all, volume.NewCondition(volume.Inaccessible, volume.ReasonClusterUnreachable, fmt.Sprintf("the servers with the volume do not answer: %v", err))), v, nil
 	}
 	return all, v, err
 }
@@ -65,8 +64,7 @@ func (c *Connection) health(ctx context.Context, pools []poolRef, fs string) ([]
 	defer cancel()
 	text, err := c.MonCommand(short, []byte(`{"prefix":"health","detail":"detail","format":"json"}`))
 	if errors.Is(err, errs.Unavailable) && ctx.Err() == nil {
-		return []volume.Condition{{Severity: volume.Inaccessible, Reason: reasonUnreachable,
-			Message: fmt.Sprintf("the monitors of Ceph cluster %s do not answer: %v", c.cluster.ID, err)}}, nil
+		return []volume.Condition{volume.NewCondition(volume.Inaccessible, volume.ReasonClusterUnreachable, fmt.Sprintf("the monitors of cluster %s do not answer: %v", c.cluster.ID, err))}, nil
 	}
 	if err != nil {
 		return nil, err

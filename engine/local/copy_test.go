@@ -191,9 +191,9 @@ func TestDeleteStopsCopy(t *testing.T) {
 	filled := leftCreating(t, e, volume.CreateRequest{Name: "c", Content: volume.Raw, Source: volume.Source{Snapshot: s.ID}, Parameters: thickly}, v.ID)
 	wantKind(t, e.DeleteSnapshot(t.Context(), s.ID), "DeleteSnapshot of what is being read", errs.Precondition)
 	// The health of both ends shows the copy.
-	for id, reason := range map[volume.ID]string{filled.ID: reasonFilled, v.ID: reasonCopied} {
+	for id, reason := range map[volume.ID]string{filled.ID: volume.ReasonBeingFilled, v.ID: volume.ReasonBeingCopied} {
 		c, err := e.VolumeHealth(t.Context(), id)
-		if err != nil || len(c) != 1 || c[0].Reason != reason || !strings.HasPrefix(c[0].Message, "0 % (0 of 4194304 bytes)") {
+		if err != nil || len(c) != 1 || c[0].Reason != reason || !strings.HasSuffix(c[0].Message, ": 0 % (0 of 4194304 bytes) are copied") {
 			t.Errorf("health of %s: %+v, %v; want %s", id, c, err, reason)
 		}
 	}

@@ -90,8 +90,10 @@ func (e *Engine) volumeNamed(ctx context.Context, name string) (id volume.ID, r 
 
 // createNew creates a volume with an unused name, whose lock is held.
 func (e *Engine) createNew(ctx context.Context, p plan) (volume.ID, error) {
-	if err := e.writable(); err != nil {
-		return "", err
+	if err := e.writable(ctx); err != nil {
+		// No record has the name, so nothing was created: Kubernetes looks for
+		// another node only after this code.
+		return "", errs.Errorf(errs.Exhausted, "no volume can be created here now: %w", err)
 	}
 	from, err := e.originOf(ctx, p.Source)
 	if err != nil {

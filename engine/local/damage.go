@@ -19,26 +19,28 @@ import (
 // and the condition that health reports.
 type damage struct {
 	volume.Condition
-	err error
+	what string // the message without the action
+	err  error
 }
 
 func (d *damage) Error() string { return d.err.Error() }
 
 func (d *damage) Unwrap() error { return d.err }
 
-// damaged has the kind Precondition; cause is only in the error.
-func damaged(s volume.Severity, reason, message string, cause error) error {
-	err := errs.Errorf(errs.Precondition, "%s", message)
+// damaged has the kind Precondition. remedy and cause are only in the error: the
+// condition begins with its reason's action.
+func damaged(s volume.Severity, reason, what, remedy string, cause error) error {
+	err := errs.Errorf(errs.Precondition, "%s; %s", what, remedy)
 	if cause != nil {
-		err = errs.Errorf(errs.Precondition, "%s: %w", message, cause)
+		err = fmt.Errorf("%w: %w", err, cause)
 	}
-	return &damage{volume.Condition{Severity: s, Reason: reason, Message: message}, err}
+	return &damage{volume.NewCondition(s, reason, what), what, err}
 }
 
 // unusable: no regular file has the name, so that removal loses no data.
 func unusable(err error) bool {
 	d, ok := errors.AsType[*damage](err)
-	return ok && (d.Reason == reasonFileMissing || d.Reason == reasonFileForeign)
+	return ok && (d.Reason == volume.ReasonFileMissing || d.Reason == volume.ReasonFileForeign)
 }
 
 // conditionOf returns the condition in an error, and other errors unchanged. An
@@ -60,11 +62,11 @@ func (p *pool) checkPresent() error {
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR), err == nil && !sameFile(held, seen):
-		return damaged(volume.Inaccessible, reasonPoolMissing, fmt.Sprintf(
-			"pool %s is not at %s any more (unmounted, mounted over, or without its pool.json); mount it there again", p.uuid, p.path), nil)
+		return damaged(volume.Inaccessible, volume.ReasonPoolMissing, fmt.Sprintf(
+			"pool %s is not at %s any more (unmounted, mounted over, or without its pool.json)", p.uuid, p.path), "mount it there again", nil)
 	case err != nil:
 		err = errs.Errorf(errs.Unavailable, "pool %s is not accessible: %w", p.path, err)
-		return &damage{volume.Condition{Severity: volume.Inaccessible, Reason: reasonPoolMissing, Message: err.Error()}, err}
+		return &damage{volume.NewCondition(volume.Inaccessible, volume.ReasonPoolMissing, err.Error()), err.Error(), err}
 	}
 	return nil
 }
@@ -81,11 +83,11 @@ func (p *pool) inspect(name string, size int64) (fs.FileInfo, error) {
 	info, err := p.root.Lstat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, damaged(volume.DataLoss, reasonFileMissing, fmt.Sprintf("%s is missing from the pool; restore the file, or %s", name, remedy(name)), err)
+		return nil, damaged(volume.DataLoss, volume.ReasonFileMissing, name+" is missing from the pool", "restore the file, or "+remedy(name), err)
 	case err != nil:
 		return nil, err
 	case !info.Mode().IsRegular():
-		return nil, damaged(volume.DataLoss, reasonFileForeign, fmt.Sprintf("%s is a %s instead of a regular file; restore the file, or %s", name, typeName(info.Mode()), remedy(name)), nil)
+		return nil, damaged(volume.DataLoss, volume.ReasonFileForeign, fmt.Sprintf("%s is a %s instead of a regular file", name, typeName(info.Mode())), "restore the file, or "+remedy(name), nil)
 	}
 	return info, truncated(name, info.Size(), size)
 }
@@ -94,7 +96,7 @@ func truncated(name string, have, want int64) error {
 	if have >= want {
 		return nil
 	}
-	return damaged(volume.DataLoss, reasonFileTruncated, fmt.Sprintf("%s was truncated to %d of %d bytes; restore the whole file, or %s", name, have, want, remedy(name)), nil)
+	return damaged(volume.DataLoss, volume.ReasonFileTruncated, fmt.Sprintf("%s was truncated to %d of %d bytes", name, have, want), "restore the whole file, or "+remedy(name), nil)
 }
 
 func remedy(name string) string {

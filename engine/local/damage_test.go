@@ -21,8 +21,8 @@ var faults = []struct {
 	reason string
 	do     func(t *testing.T, path string)
 }{
-	{"missing", reasonFileMissing, func(t *testing.T, path string) {}},
-	{"symlink", reasonFileForeign, func(t *testing.T, path string) {
+	{"missing", volume.ReasonFileMissing, func(t *testing.T, path string) {}},
+	{"symlink", volume.ReasonFileForeign, func(t *testing.T, path string) {
 		outside := filepath.Join(t.TempDir(), "outside")
 		precious := make([]byte, 8*mib)
 		testkit.Must(t, os.WriteFile(outside, precious, 0o600))
@@ -33,13 +33,13 @@ var faults = []struct {
 			}
 		})
 	}},
-	{"symlink to a file of the pool", reasonFileForeign, func(t *testing.T, path string) {
+	{"symlink to a file of the pool", volume.ReasonFileForeign, func(t *testing.T, path string) {
 		other := filepath.Join(filepath.Dir(path), "other")
 		testkit.Must(t, os.WriteFile(other, make([]byte, 8*mib), 0o600))
 		testkit.Must(t, os.Symlink("other", path))
 		t.Cleanup(func() { testkit.Must(t, os.Remove(other)) })
 	}},
-	{"directory", reasonFileForeign, func(t *testing.T, path string) {
+	{"directory", volume.ReasonFileForeign, func(t *testing.T, path string) {
 		testkit.Must(t, os.Mkdir(path, 0o700))
 		precious := filepath.Join(path, "precious")
 		testkit.Must(t, os.WriteFile(precious, nil, 0o600))
@@ -50,9 +50,9 @@ var faults = []struct {
 			testkit.Must(t, os.Remove(path))
 		})
 	}},
-	{"empty directory", reasonFileForeign, func(t *testing.T, path string) { testkit.Must(t, os.Mkdir(path, 0o700)) }},
-	{"FIFO", reasonFileForeign, func(t *testing.T, path string) { testkit.Must(t, unix.Mkfifo(path, 0o600)) }},
-	{"truncated", reasonFileTruncated, func(t *testing.T, path string) { testkit.Must(t, os.WriteFile(path, make([]byte, 5000), 0o600)) }},
+	{"empty directory", volume.ReasonFileForeign, func(t *testing.T, path string) { testkit.Must(t, os.Mkdir(path, 0o700)) }},
+	{"FIFO", volume.ReasonFileForeign, func(t *testing.T, path string) { testkit.Must(t, unix.Mkfifo(path, 0o600)) }},
+	{"truncated", volume.ReasonFileTruncated, func(t *testing.T, path string) { testkit.Must(t, os.WriteFile(path, make([]byte, 5000), 0o600)) }},
 }
 
 func wrong(t *testing.T, what, name string, err error) {
@@ -132,13 +132,13 @@ func TestDamagedSnapshot(t *testing.T) {
 				}
 				e.orphans.at = e.orphans.at.Add(-orphansKept)
 				conditions, err := e.StorageHealth(t.Context())
-				wantReason(t, conditions, err, reasonSnapshotDamaged, volume.Degraded)
+				wantReason(t, conditions, err, volume.ReasonSnapshotDamaged, volume.Degraded)
 				testkit.Must(t, e.DeleteSnapshot(t.Context(), s.ID))
 				if _, err := e.GetSnapshot(t.Context(), s.ID); errs.KindOf(err) != errs.NotFound {
 					t.Errorf("after its deletion: %v", err)
 				}
 				e.orphans.at = e.orphans.at.Add(-orphansKept)
-				if conditions, err = e.StorageHealth(t.Context()); err != nil || reasons(conditions)[reasonSnapshotDamaged] != "" {
+				if conditions, err = e.StorageHealth(t.Context()); err != nil || reasons(conditions)[volume.ReasonSnapshotDamaged] != "" {
 					t.Errorf("conditions after its deletion: %v, %v", conditions, err)
 				}
 			})
@@ -224,7 +224,7 @@ func TestCoveredPool(t *testing.T) {
 				t.Errorf("capacity of a pool that is not there: %+v, %v", got, err)
 			}
 			conditions, err := e.VolumeHealth(t.Context(), v.ID)
-			wantReason(t, conditions, err, reasonPoolMissing, volume.Inaccessible)
+			wantReason(t, conditions, err, volume.ReasonPoolMissing, volume.Inaccessible)
 			if err := e.Delete(t.Context(), "vol-unknown"); err != nil {
 				t.Errorf("Delete of what is not there: %v", err)
 			}
@@ -271,6 +271,14 @@ func refusesAll(t *testing.T, e *Engine, v volume.Volume, s volume.Snapshot) {
 		"delete snapshot": func(ctx context.Context) error { return e.DeleteSnapshot(ctx, s.ID) },
 	}
 	for what, call := range calls {
-		wrong(t, what, e.pool.path, call(t.Context()))
+		kind := errs.Precondition
+		if what == "create" || what == "restore" {
+			kind = errs.Exhausted
+		}
+		err := call(t.Context())
+		wantKind(t, err, what, kind)
+		if !strings.Contains(err.Error(), e.pool.path) {
+			t.Errorf("%s: %v does not name %s", what, err, e.pool.path)
+		}
 	}
 }

@@ -23,7 +23,7 @@ func (e *Engine) Delete(ctx context.Context, id volume.ID) error {
 	if _, found, err := read(ctx, e.store, volumeBucket, string(id)); err != nil || !found {
 		return err
 	}
-	if err := e.writable(); err != nil {
+	if err := e.writable(ctx); err != nil {
 		return err
 	}
 	unlock, err := e.locks.Lock(ctx, "vol:"+string(id))

@@ -32,7 +32,7 @@ func (e *Engine) Expand(ctx context.Context, id volume.ID, size volume.SizeRange
 	if err != nil || want == r.Size {
 		return e.volume(id, r), err
 	}
-	if err := e.writable(); err != nil {
+	if err := e.writable(ctx); err != nil {
 		return volume.Volume{}, err
 	}
 	if err := e.expand(ctx, id, &r, want); err != nil {

@@ -4,13 +4,19 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
+	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/enginetest"
 )
 
 func reasons(conditions []volume.Condition) map[string]volume.Severity {
@@ -26,6 +32,28 @@ func wantReason(t testing.TB, conditions []volume.Condition, err error, reason s
 	if got := reasons(conditions)[reason]; err != nil || got != severity {
 		t.Errorf("conditions %+v, %v; want %s %s", conditions, err, severity, reason)
 	}
+	for _, c := range conditions {
+		enginetest.CheckMessage(t, c, "")
+		if object := objectOf(c.Reason); !object.MatchString(errs.Clip(c.Message, volume.MaxIDLength)) {
+			t.Errorf("%s: the object %v does not survive the clip: %s", c.Reason, object, c.Message)
+		}
+	}
+}
+
+// objectOf matches the object in the message of a reason.
+func objectOf(reason string) *regexp.Regexp {
+	const id = "-[0-9a-f-]{36}-[0-9a-f]{12} "
+	switch {
+	case strings.HasPrefix(reason, "Pool"):
+		return regexp.MustCompile("(/|pool [0-9a-f-]{36} )")
+	case reason == volume.ReasonSnapshotDamaged:
+		return regexp.MustCompile("snapshots/snap" + id)
+	case reason == volume.ReasonOrphanFile:
+		return regexp.MustCompile("(volumes|snapshots)/")
+	case strings.HasPrefix(reason, "BackingFile"):
+		return regexp.MustCompile("(volumes|incoming)/vol" + id)
+	}
+	return regexp.MustCompile("")
 }
 
 func TestReadOnlyPool(t *testing.T) {
@@ -42,7 +70,7 @@ func TestReadOnlyPool(t *testing.T) {
 	if again, err := e.Create(t.Context(), volume.CreateRequest{Name: "v", Content: volume.Raw, Size: volume.SizeRange{Required: mib}}); err != nil || again.ID != v.ID {
 		t.Errorf("Create of what is there: %v, %v", again, err)
 	}
-	refused(t, "Create", errs.Precondition)(e.Create(t.Context(), volume.CreateRequest{Name: "new", Content: volume.Raw}))
+	refused(t, "Create", errs.Exhausted)(e.Create(t.Context(), volume.CreateRequest{Name: "new", Content: volume.Raw}))
 	wantKind(t, e.Delete(t.Context(), v.ID), "Delete", errs.Precondition)
 	refused(t, "Expand", errs.Precondition)(e.Expand(t.Context(), v.ID, volume.SizeRange{Required: 2 * mib}))
 	refused(t, "Modify", errs.Precondition)(e.Modify(t.Context(), v.ID, thickly))
@@ -55,9 +83,35 @@ func TestReadOnlyPool(t *testing.T) {
 		t.Errorf("Capacity: %+v, %v", c, err)
 	}
 	conditions, err := e.StorageHealth(t.Context())
-	wantReason(t, conditions, err, reasonPoolReadOnly, volume.Degraded)
+	wantReason(t, conditions, err, volume.ReasonPoolReadOnly, volume.Degraded)
 	closeEngine(t, e)
 	testkit.Must(t, mkfstest.Remount(t.Context(), dir, false), open(t, config(dir)).Delete(t.Context(), v.ID))
+}
+
+// A pool whose file system stops to take writes under the running engine has no
+// capacity, and refuses changes before they reach the records.
+func TestPoolStopsWrites(t *testing.T) {
+	dir := scratchfs.Mount(t, "ext4", "-e", "remount-ro")
+	e := open(t, config(dir))
+	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
+	if c, err := e.Capacity(t.Context(), volume.CapacityQuery{}); err != nil || c.Available == 0 {
+		t.Errorf("capacity: %+v, %v", c, err)
+	}
+	m, there, err := mount.At(t.Context(), dir)
+	if err != nil || !there {
+		t.Fatalf("no mount at %s: %v", dir, err)
+	}
+	testkit.Must(t, os.WriteFile(filepath.Join("/sys/fs/ext4", filepath.Base(m.Source), "trigger_fs_error"), []byte("an error for a test"), 0))
+	e.heart.ended = time.Time{} // the result before the error is older than a second
+	if c, err := e.Capacity(t.Context(), volume.CapacityQuery{}); err != nil || c.Available != 0 || c.Maximum != 0 {
+		t.Errorf("capacity of a pool that takes no writes: %+v, %v", c, err)
+	}
+	refused(t, "Create", errs.Exhausted)(e.Create(t.Context(), volume.CreateRequest{Name: "new", Content: volume.Raw}))
+	refused(t, "CreateSnapshot", errs.Precondition)(e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: v.ID}))
+	wantKind(t, e.Delete(t.Context(), v.ID), "Delete", errs.Precondition)
+	if all, err := e.List(t.Context(), "", 0); err != nil || len(all) != 1 {
+		t.Errorf("the records after the refusals: %v, %v", all, err)
+	}
 }
 
 func TestDamagedFiles(t *testing.T) {
@@ -69,11 +123,11 @@ func TestDamagedFiles(t *testing.T) {
 	testkit.Must(t, os.WriteFile(orphan, []byte("foreign"), 0o600))
 	e = reopen(t, e)
 	conditions, err := e.VolumeHealth(t.Context(), gone.ID)
-	wantReason(t, conditions, err, reasonFileMissing, volume.DataLoss)
+	wantReason(t, conditions, err, volume.ReasonFileMissing, volume.DataLoss)
 	conditions, err = e.VolumeHealth(t.Context(), short.ID)
-	wantReason(t, conditions, err, reasonFileTruncated, volume.DataLoss)
+	wantReason(t, conditions, err, volume.ReasonFileTruncated, volume.DataLoss)
 	conditions, err = e.StorageHealth(t.Context())
-	wantReason(t, conditions, err, reasonOrphan, volume.Degraded)
+	wantReason(t, conditions, err, volume.ReasonOrphanFile, volume.Notice)
 	refused(t, "Expand of a truncated file", errs.Precondition)(e.Expand(t.Context(), short.ID, volume.SizeRange{Required: 2 * mib}))
 	_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: short.ID})
 	wantKind(t, err, "CreateSnapshot of a truncated file", errs.Precondition)
@@ -97,7 +151,7 @@ func TestPoolMissing(t *testing.T) {
 	testkit.Run(t, "mount", "-t", "tmpfs", "none", dir)
 	conditions, err := e.VolumeHealth(t.Context(), v.ID)
 	testkit.Unmount(t, dir)
-	wantReason(t, conditions, err, reasonPoolMissing, volume.Inaccessible)
+	wantReason(t, conditions, err, volume.ReasonPoolMissing, volume.Inaccessible)
 	if conditions, err := e.VolumeHealth(t.Context(), v.ID); err != nil || len(conditions) != 0 {
 		t.Errorf("conditions after it came back: %v, %v", conditions, err)
 	}
@@ -110,7 +164,7 @@ func TestPoolReplaced(t *testing.T) {
 	data := testkit.Value(os.ReadFile(path))(t)
 	testkit.Must(t, os.Rename(path, path+".was"), os.WriteFile(path, data, 0o600))
 	conditions, err := e.StorageHealth(t.Context())
-	wantReason(t, conditions, err, reasonPoolMissing, volume.Inaccessible)
+	wantReason(t, conditions, err, volume.ReasonPoolMissing, volume.Inaccessible)
 	testkit.Must(t, os.Rename(path+".was", path))
 }
 

@@ -70,7 +70,7 @@ func TestFullPool(t *testing.T) {
 			closeEngine(t, e)
 			e = open(t, fullConfig(dir))
 			if conditions, err := e.VolumeHealth(t.Context(), unplaced); e.pool.has(incomingDir, string(unplaced)) {
-				wantReason(t, conditions, err, reasonFileMissing, volume.Inaccessible)
+				wantReason(t, conditions, err, volume.ReasonFileIncoming, volume.Inaccessible)
 			}
 			testkit.Must(t, e.DeleteSnapshot(t.Context(), s.ID), e.DeleteGroup(t.Context(), g.ID))
 			for _, v := range testkit.Value(e.List(t.Context(), "", 0))(t) {

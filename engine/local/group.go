@@ -60,7 +60,7 @@ func (e *Engine) createGroupOnce(ctx context.Context, name string, sources []vol
 	if found {
 		return id, e.sameGroup(ctx, id, r, sources)
 	}
-	if err := e.writable(); err != nil {
+	if err := e.writable(ctx); err != nil {
 		return "", err
 	}
 	b, err := e.newBatch(ctx, sources)
@@ -165,7 +165,7 @@ func (e *Engine) DeleteGroup(ctx context.Context, id volume.GroupID) error {
 	if err != nil || !found {
 		return err
 	}
-	if err := e.writable(); err != nil {
+	if err := e.writable(ctx); err != nil {
 		return err
 	}
 	keys := []string{"group:" + string(id)}

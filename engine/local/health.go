@@ -10,25 +10,6 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Reasons are part of the API.
-const (
-	reasonFileMissing   = "BackingFileMissing"
-	reasonFileForeign   = "BackingFileForeign"
-	reasonFileTruncated = "BackingFileTruncated"
-	reasonPoolFull      = "PoolNearlyFull"
-	reasonPoolMissing   = "PoolMissing"
-	reasonPoolReadOnly  = "PoolReadOnly"
-	reasonPoolFailed    = "PoolFailed"
-	reasonOrphan        = "OrphanFile"
-	// in StorageHealth: snapshots have no health RPC
-	reasonSnapshotDamaged = "SnapshotDamaged"
-	// reasonFilled: a copy into the volume runs.
-	reasonFilled = "BeingFilled"
-	// reasonCopied: the volume cannot be attached before its copies are
-	// complete.
-	reasonCopied = "BeingCopied"
-)
-
 // VolumeHealth implements volume.Health.
 func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condition, error) {
 	r, err := e.volumeRecord(ctx, id)
@@ -40,12 +21,11 @@ func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condi
 		return all, err
 	}
 	if r.State != ready {
-		return append(all, volume.Condition{Severity: volume.Inaccessible, Reason: reasonFilled,
-			Message: describeProgress(e.volume(id, r).Progress) + " copied; the volume is usable after the copy"}), nil
+		return append(all, volume.NewCondition(volume.Inaccessible, volume.ReasonBeingFilled, describeProgress(e.volume(id, r).Progress))), nil
 	}
 	if e.pool.has(incomingDir, string(id)) {
-		return append(all, volume.Condition{Severity: volume.Inaccessible, Reason: reasonFileMissing,
-			Message: fmt.Sprintf("the volume's file is still in %s: it is being created, or the pool was full at the last start; then free space and restart the driver", incomingDir)}), nil
+		return append(all, volume.NewCondition(volume.Inaccessible, volume.ReasonFileIncoming,
+			incomingDir+"/"+string(id)+" is being created, or the pool was full at the last start")), nil
 	}
 	_, err = e.pool.inspect(volumesDir+"/"+string(id), r.Size)
 	c, err := conditionOf(err)
@@ -53,8 +33,7 @@ func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condi
 		return append(all, c), err
 	}
 	if p, running := e.copies.progressFrom(volumesDir + "/" + string(id)); err == nil && running {
-		all = append(all, volume.Condition{Severity: volume.Degraded, Reason: reasonCopied,
-			Message: describeProgress(p) + " copied; the volume can be attached after the copy, which needs unchanged data"})
+		all = append(all, volume.NewCondition(volume.Degraded, volume.ReasonBeingCopied, describeProgress(p)))
 	}
 	return all, err
 }
@@ -64,7 +43,7 @@ func describeProgress(p volume.Progress) string {
 	if p.Total > 0 {
 		percent = 100 * p.Done / p.Total
 	}
-	return fmt.Sprintf("%d %% (%d of %d bytes)", percent, p.Done, p.Total)
+	return fmt.Sprintf("%d %% (%d of %d bytes) are copied", percent, p.Done, p.Total)
 }
 
 // StorageHealth implements volume.Health.
@@ -84,25 +63,35 @@ func (e *Engine) poolHealth(ctx context.Context, needsSpace bool) ([]volume.Cond
 		return []volume.Condition{c}, err
 	}
 	var all []volume.Condition
-	st, err := e.pool.statfs()
-	if err != nil {
-		return nil, err
+	c, err := e.refusesWrites(ctx)
+	if c.Reason != "" {
+		all = append(all, c)
 	}
-	if st.Flags&unix.ST_RDONLY != 0 {
-		all = append(all, volume.Condition{Severity: volume.Degraded, Reason: reasonPoolReadOnly,
-			Message: fmt.Sprintf("the file system of pool %s is mounted read-only; check the kernel log for the reason", e.pool.path)})
-	} else if c := e.failure(ctx); c.Reason != "" {
-		return []volume.Condition{c}, nil
+	if err != nil || inaccessible(all) {
+		return all, err
 	}
 	s, err := e.pool.space()
 	if err != nil {
 		return nil, err
 	}
 	if needsSpace && s.nearlyFull() {
-		all = append(all, volume.Condition{Severity: volume.Degraded, Reason: reasonPoolFull,
-			Message: fmt.Sprintf("the pool has %d of %d bytes left, and writes to thin volumes fail when it is full; delete volumes or enlarge the pool", s.free, s.total)})
+		all = append(all, volume.NewCondition(volume.Degraded, volume.ReasonPoolNearlyFull,
+			fmt.Sprintf("%s has %d of %d bytes left; writes to thin volumes fail when it is full", e.pool.path, s.free, s.total)))
 	}
 	return all, nil
+}
+
+// refusesWrites returns the condition of a pool that takes no writes; an empty
+// reason means that it does, or is full.
+func (e *Engine) refusesWrites(ctx context.Context) (volume.Condition, error) {
+	st, err := e.pool.statfs()
+	if err != nil {
+		return volume.Condition{}, err
+	}
+	if st.Flags&unix.ST_RDONLY != 0 {
+		return volume.NewCondition(volume.Degraded, volume.ReasonPoolReadOnly, e.pool.path+" is mounted read-only"), nil
+	}
+	return e.failure(ctx), nil
 }
 
 func inaccessible(all []volume.Condition) bool {

@@ -92,15 +92,14 @@ func (e *Engine) failure(ctx context.Context) volume.Condition {
 	if e.pool.readOnly {
 		return volume.Condition{}
 	}
-	silent, err := e.heart.beat(ctx, &e.running)
-	c := volume.Condition{Severity: volume.Inaccessible, Reason: reasonPoolFailed}
-	switch {
+	what := ""
+	switch silent, err := e.heart.beat(ctx, &e.running); {
 	case silent > 0:
-		c.Message = fmt.Sprintf("the disk of pool %s has not answered a write for %s; check the kernel log", e.pool.path, silent.Round(time.Second))
+		what = fmt.Sprintf("%s has not answered a write for %s", e.pool.path, silent.Round(time.Second))
 	case err == nil, errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		return volume.Condition{}
 	default:
-		c.Message = fmt.Sprintf("the file system of pool %s does not accept writes: %v; check the kernel log, repair or replace the disk, and mount it again", e.pool.path, err)
+		what = fmt.Sprintf("%s does not accept writes: %v", e.pool.path, err)
 	}
-	return c
+	return volume.NewCondition(volume.Inaccessible, volume.ReasonPoolFailed, what)
 }

@@ -174,9 +174,19 @@ func (e *Engine) Backend() volume.Backend {
 	}
 }
 
-func (e *Engine) writable() error {
+// writable returns Precondition for a pool that takes no writes: it was opened
+// read-only, is not there, was remounted read-only, or a write of the last second
+// failed. A disk that has not answered yet is not known to have failed.
+func (e *Engine) writable(ctx context.Context) error {
 	if e.pool.readOnly {
 		return errs.Errorf(errs.Precondition, "pool %s is read-only; mount its file system read-write and restart the driver", e.pool.path)
 	}
-	return e.pool.checkPresent()
+	if err := e.pool.checkPresent(); err != nil {
+		return err
+	}
+	c, err := e.refusesWrites(ctx)
+	if c.Reason != "" {
+		return errs.Errorf(errs.Precondition, "%s: %s", c.Reason, c.Message)
+	}
+	return err
 }

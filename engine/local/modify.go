@@ -43,7 +43,7 @@ func (e *Engine) Modify(ctx context.Context, id volume.ID, parameters map[string
 	if wanted == r.Settings && r.PendingSettings == nil {
 		return e.volume(id, r), nil
 	}
-	if err := e.writable(); err != nil {
+	if err := e.writable(ctx); err != nil {
 		return volume.Volume{}, err
 	}
 	if _, err := e.pool.inspect(volumesDir+"/"+string(id), r.Size); err != nil {

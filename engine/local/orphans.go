@@ -25,8 +25,8 @@ type fileReport struct {
 	damaged []string
 }
 
-// fileHealth reports files without a record and damaged snapshot files.
-// VolumeHealth reports damaged volume files.
+// fileHealth reports files without a record, which restrict nothing, and damaged
+// snapshot files. VolumeHealth reports damaged volume files.
 func (e *Engine) fileHealth(ctx context.Context) (all []volume.Condition, err error) {
 	o := &e.orphans
 	o.mu.Lock()
@@ -41,11 +41,10 @@ func (e *Engine) fileHealth(ctx context.Context) (all []volume.Condition, err er
 		o.at = time.Now()
 	}
 	if len(o.names) > 0 {
-		all = append(all, volume.Condition{Severity: volume.Degraded, Reason: reasonOrphan,
-			Message: "files without a volume or snapshot, which cleat does not remove: " + firstOf(o.names, ", ")})
+		all = append(all, volume.NewCondition(volume.Notice, volume.ReasonOrphanFile, firstOf(o.names, ", ")+" without a volume or snapshot; cleat removes no such file"))
 	}
 	if len(o.damaged) > 0 {
-		all = append(all, volume.Condition{Severity: volume.Degraded, Reason: reasonSnapshotDamaged, Message: firstOf(o.damaged, "; ")})
+		all = append(all, volume.NewCondition(volume.Degraded, volume.ReasonSnapshotDamaged, firstOf(o.damaged, "; ")))
 	}
 	return all, nil
 }
@@ -71,15 +70,15 @@ func (e *Engine) findDamagedSnapshots(ctx context.Context, limit int) (found []s
 			continue
 		}
 		_, err := e.pool.inspect(snapshotFile(s.ID), s.Size)
-		c, err := conditionOf(err)
-		if err != nil {
+		d, isDamaged := errors.AsType[*damage](err)
+		if err != nil && !isDamaged {
 			return nil, err
 		}
-		if c.Reason == "" {
+		if !isDamaged {
 			continue
 		}
 		if r, err := e.snapshotRecord(ctx, s.ID); err == nil && r.State == ready && len(found) < limit {
-			found = append(found, c.Message)
+			found = append(found, d.what)
 		}
 	}
 	return found, nil

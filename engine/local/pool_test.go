@@ -246,7 +246,7 @@ func TestFailureOfThePool(t *testing.T) {
 	for _, c := range []struct {
 		answer error
 		reason string
-	}{{nil, ""}, {unix.EIO, reasonPoolFailed}, {unix.EROFS, reasonPoolFailed}, {unix.ENOSPC, ""}} {
+	}{{nil, ""}, {unix.EIO, volume.ReasonPoolFailed}, {unix.EROFS, volume.ReasonPoolFailed}, {unix.ENOSPC, ""}} {
 		e.heart = heartbeat{write: func() error { return c.answer }}
 		all := testkit.Value(e.StorageHealth(t.Context()))(t)
 		switch {

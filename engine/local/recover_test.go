@@ -233,7 +233,7 @@ func checkRecovered(t *testing.T, e *Engine, source volume.Volume, hasVolume, ha
 		t.Errorf("group: %+v, %v", g, err)
 	}
 	empty(t, e, incomingDir)
-	if conditions, err := e.StorageHealth(t.Context()); err != nil || reasons(conditions)[reasonOrphan] != "" {
+	if conditions, err := e.StorageHealth(t.Context()); err != nil || reasons(conditions)[volume.ReasonOrphanFile] != "" {
 		t.Errorf("storage: %v, %v", conditions, err)
 	}
 	if readers := pins(t, e, source); len(readers) > 0 {
@@ -246,7 +246,7 @@ func checkRecovered(t *testing.T, e *Engine, source volume.Volume, hasVolume, ha
 		}
 	}
 	if hasVolume {
-		if conditions, err := e.VolumeHealth(t.Context(), wreckVolume); err != nil || reasons(conditions)[reasonFileMissing] != "" {
+		if conditions, err := e.VolumeHealth(t.Context(), wreckVolume); err != nil || reasons(conditions)[volume.ReasonFileMissing] != "" {
 			t.Errorf("volume health: %v, %v", conditions, err)
 		}
 	}

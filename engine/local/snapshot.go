@@ -50,7 +50,7 @@ func (e *Engine) createSnapshotOnce(ctx context.Context, req volume.SnapshotRequ
 	if found {
 		return id, e.sameSnapshot(id, r, req)
 	}
-	if err := e.writable(); err != nil {
+	if err := e.writable(ctx); err != nil {
 		return "", err
 	}
 	b, err := e.newBatch(ctx, []volume.ID{req.Source})

@@ -28,7 +28,7 @@ func (e *Engine) DeleteSnapshot(ctx context.Context, id volume.SnapshotID) error
 }
 
 func (e *Engine) removeSnapshot(ctx context.Context, id volume.SnapshotID) error {
-	if err := e.writable(); err != nil {
+	if err := e.writable(ctx); err != nil {
 		return err
 	}
 	unlock, err := e.locks.Lock(ctx, "snap:"+string(id))

@@ -18,6 +18,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
+	"github.com/cleatproject/cleat/volume/enginetest"
 )
 
 // Only a client with a grant is admitted, and a revocation ends its session
@@ -85,7 +86,7 @@ func TestTargetRestarts(t *testing.T) {
 	}
 	testkit.Eventually(t, "the missing exports are a condition", func() bool {
 		conditions := testkit.Value(e.StorageHealth(testkit.Context(t)))(t)
-		return slices.ContainsFunc(conditions, func(c volume.Condition) bool { return c.Reason == reasonNotExported })
+		return slices.ContainsFunc(conditions, func(c volume.Condition) bool { return c.Reason == volume.ReasonExportsIncomplete })
 	})
 	r.offer(0)
 	testkit.EventuallyNil(t, "the client connects again", func() error {
@@ -261,9 +262,10 @@ func testUnknownExports(t *testing.T, r *rig) {
 	})
 	testkit.Must(t, lost.compare(ctx, lost.order[0]))
 	conditions := testkit.Value(lost.StorageHealth(ctx))(t)
-	if len(conditions) != 1 || conditions[0].Reason != reasonForeign || conditions[0].Severity != volume.Degraded {
-		t.Errorf("conditions: %+v", conditions)
+	if len(conditions) != 1 || conditions[0].Reason != volume.ReasonUnknownExports || conditions[0].Severity != volume.Degraded {
+		t.Fatalf("conditions: %+v", conditions)
 	}
+	enginetest.CheckMessage(t, conditions[0], targetName(0))
 	testkit.Must(t, testkit.Err(c.Subsystem(ctx, empty)))
 	if got := testkit.Value(lost.Get(ctx, v.ID))(t); got.ID != v.ID || got.Size != v.Size {
 		t.Errorf("without its record the volume is %+v", got)

@@ -22,6 +22,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
+	"github.com/cleatproject/cleat/volume/enginetest"
 )
 
 // A target that never answers does not keep volumes from being created, and
@@ -42,9 +43,10 @@ func TestTargetHangs(t *testing.T) {
 	testkit.Must(t, enforcer(t, e).Fence(ctx, block("192.0.2.1/32")))
 	r.refused(v, access.HostNQN("n1"))
 	conditions := testkit.Value(e.StorageHealth(ctx))(t)
-	if len(conditions) != 1 || conditions[0].Reason != reasonUnreachable || conditions[0].Severity != volume.Degraded {
-		t.Errorf("conditions: %+v", conditions)
+	if len(conditions) != 1 || conditions[0].Reason != volume.ReasonTargetUnreachable || conditions[0].Severity != volume.Degraded {
+		t.Fatalf("conditions: %+v", conditions)
 	}
+	enginetest.CheckMessage(t, conditions[0], targetName(1))
 }
 
 // A copy and a snapshot whose answers were lost, and whose source is deleted

@@ -10,18 +10,6 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Reasons are part of the API.
-const (
-	reasonUnreachable = "TargetUnreachable"
-	reasonNotExported = "ExportsIncomplete"
-	reasonMissing     = "LvolMissing"
-	reasonLost        = "LvolLost"
-	reasonFull        = "StoreFull"
-	reasonNearlyFull  = "StoreNearlyFull"
-	reasonForeign     = "UnknownExports"
-	reasonOldData     = "OldDataVisible"
-)
-
 // nearlyFull is the free part of a store, in percent, below which thin volumes
 // are in danger.
 const nearlyFull = 10
@@ -46,9 +34,9 @@ func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condi
 	case errors.Is(err, errLost):
 		return volumeLost(err.Error()), nil
 	case isMissing:
-		return []volume.Condition{{Severity: volume.Inaccessible, Reason: reasonMissing, Message: fmt.Sprintf("target %s does not show lvol %s yet: %v", t.Name, r.UUID, err)}}, nil
+		return []volume.Condition{volume.NewCondition(volume.Inaccessible, volume.ReasonLvolMissing, fmt.Sprintf("%s on target %s: %v", r.UUID, t.Name, err))}, nil
 	default:
-		return []volume.Condition{{Severity: volume.Inaccessible, Reason: reasonUnreachable, Message: t.explain(err, "read the volume").Error()}}, nil
+		return []volume.Condition{volume.NewCondition(volume.Inaccessible, volume.ReasonTargetUnreachable, unreachable(t, err))}, nil
 	}
 }
 
@@ -65,47 +53,51 @@ func (e *Engine) StorageHealth(ctx context.Context) ([]volume.Condition, error) 
 		t := a.target
 		if a.err != nil {
 			silent++
-			found[reasonUnreachable] = append(found[reasonUnreachable], a.err.Error())
+			found[volume.ReasonTargetUnreachable] = append(found[volume.ReasonTargetUnreachable], unreachable(t, a.err))
 			continue
 		}
 		for _, s := range a.stores {
 			switch p := (place{t, s}); {
 			case s.FreeClusters == 0 && s.TotalClusters > 0:
-				found[reasonFull] = append(found[reasonFull], fmt.Sprintf("%s has no free space: writes to thin volumes fail", p))
+				found[volume.ReasonStoreFull] = append(found[volume.ReasonStoreFull], fmt.Sprintf("%s has no free space: writes to thin volumes fail", p))
 			case s.FreeClusters*100 < s.TotalClusters*nearlyFull:
-				found[reasonNearlyFull] = append(found[reasonNearlyFull], fmt.Sprintf("%s has %d of %d bytes free", p, s.Free(), s.Size()))
+				found[volume.ReasonStoreNearlyFull] = append(found[volume.ReasonStoreNearlyFull], fmt.Sprintf("%s has %d of %d bytes free", p, s.Free(), s.Size()))
 			}
 			if n := thin[s.UUID]; n > 0 {
 				if unmaps, err := e.unmapsSoon(ctx, t, s.BaseBdev); err != nil {
-					found[reasonUnreachable] = append(found[reasonUnreachable], err.Error())
+					found[volume.ReasonTargetUnreachable] = append(found[volume.ReasonTargetUnreachable], unreachable(t, err))
 				} else if !unmaps {
-					found[reasonOldData] = append(found[reasonOldData], fmt.Sprintf("%s, and %d thin volumes or copies can show it", cannotUnmap(place{t, s}), n))
+					found[volume.ReasonOldDataVisible] = append(found[volume.ReasonOldDataVisible], fmt.Sprintf("%s: %d thin volumes or copies can show data of deleted volumes, as %s", place{t, s}, n, cannotUnmap(place{t, s})))
 				}
 			}
 		}
 		lost, foreign, failure := t.state()
 		if len(lost) > 0 {
-			found[reasonLost] = append(found[reasonLost], lostCondition(t, lost))
+			found[volume.ReasonLvolLost] = append(found[volume.ReasonLvolLost], lostCondition(t, lost))
 		}
 		if failure != nil {
-			found[reasonNotExported] = append(found[reasonNotExported], failure.Error())
+			found[volume.ReasonExportsIncomplete] = append(found[volume.ReasonExportsIncomplete], t.Name+": "+failure.Error())
 		}
 		if len(foreign) > 0 {
-			found[reasonForeign] = append(found[reasonForeign], fmt.Sprintf("target %s has %d exports of volumes that no record has, such as %s", t.Name, len(foreign), foreign[0]))
+			found[volume.ReasonUnknownExports] = append(found[volume.ReasonUnknownExports], fmt.Sprintf("%s has %d exports of volumes that no record has, such as %s", t.Name, len(foreign), foreign[0]))
 		}
 	}
 	var all []volume.Condition
-	for _, reason := range []string{reasonUnreachable, reasonLost, reasonFull, reasonNearlyFull, reasonNotExported, reasonForeign, reasonOldData} {
+	for _, reason := range []string{volume.ReasonTargetUnreachable, volume.ReasonLvolLost, volume.ReasonStoreFull, volume.ReasonStoreNearlyFull, volume.ReasonExportsIncomplete, volume.ReasonUnknownExports, volume.ReasonOldDataVisible} {
 		if texts := found[reason]; len(texts) > 0 {
-			c := volume.Condition{Severity: volume.Degraded, Reason: reason, Message: strings.Join(texts, "; ")}
-			if reason == reasonUnreachable && silent == len(e.order) {
-				c.Severity = volume.Inaccessible
+			severity := volume.Degraded
+			if reason == volume.ReasonTargetUnreachable && silent == len(e.order) {
+				severity = volume.Inaccessible
 			}
-			all = append(all, c)
+			all = append(all, volume.NewCondition(severity, reason, strings.Join(texts, "; ")))
 		}
 	}
 	return all, nil
 }
+
+// unreachable begins with the target, which a long address of the error could
+// push out of a message.
+func unreachable(t *target, err error) string { return fmt.Sprintf("%s: %v", t.Name, err) }
 
 func (t *target) state() (lost, foreign []string, failure error) {
 	t.mu.Lock()

@@ -9,6 +9,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/enginetest"
 )
 
 // loading returns the calls that a target can get while it loads its lvols. Each
@@ -126,14 +127,14 @@ func TestLostLvols(t *testing.T) {
 	r.offer(0)
 	stop := r.run(e)
 	testkit.Eventually(t, "the condition", func() bool {
-		return strings.Contains(reasons(testkit.Value(e.StorageHealth(ctx))(t)), reasonLost)
+		return strings.Contains(reasons(t, testkit.Value(e.StorageHealth(ctx))(t)), volume.ReasonLvolLost)
 	})
 	stop()
 	r.targets[0].Forget()
 	if err := e.compare(ctx, e.order[0]); !errors.Is(err, errLost) || r.targets[0].Counts()["nvmf_create_subsystem"] > 0 {
 		t.Errorf("the next comparison: %v; a lost volume was exported %d times", err, r.targets[0].Counts()["nvmf_create_subsystem"])
 	}
-	if got := reasons(testkit.Value(e.VolumeHealth(ctx, v.ID))(t)); got != reasonLost {
+	if got := reasons(t, testkit.Value(e.VolumeHealth(ctx, v.ID))(t)); got != volume.ReasonLvolLost {
 		t.Errorf("conditions of the lost volume: %q", got)
 	}
 	for name, err := range map[string]error{
@@ -153,15 +154,17 @@ func TestLostLvols(t *testing.T) {
 
 	forgets := r.engine(func(c *Config) { c.Targets[0].Forget = []string{r.uuid(v), snap} })
 	testkit.Must(t, forgets.Delete(ctx, v.ID), forgets.DeleteSnapshot(ctx, s.ID), forgets.sweep(ctx, forgets.order[0]))
-	if got := reasons(testkit.Value(forgets.StorageHealth(ctx))(t)); got != "" {
+	if got := reasons(t, testkit.Value(forgets.StorageHealth(ctx))(t)); got != "" {
 		t.Errorf("conditions after the deletion: %q", got)
 	}
 	testkit.Must(t, testkit.Err(forgets.Get(ctx, other.ID)))
 }
 
-func reasons(all []volume.Condition) string {
+func reasons(t *testing.T, all []volume.Condition) string {
+	t.Helper()
 	var words []string
 	for _, c := range all {
+		enginetest.CheckMessage(t, c, "")
 		words = append(words, c.Reason)
 	}
 	return strings.Join(words, " ")

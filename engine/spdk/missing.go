@@ -198,9 +198,9 @@ func (e *Engine) noteLost(ctx context.Context, t *target, before map[string]obje
 }
 
 func lostCondition(t *target, lost []string) string {
-	return fmt.Sprintf("target %s has lost the lvols of %d objects, such as %s", t.Name, len(lost), lost[0])
+	return fmt.Sprintf("%s has lost the lvols of %d objects, such as %s", t.Name, len(lost), lost[0])
 }
 
 func volumeLost(message string) []volume.Condition {
-	return []volume.Condition{{Severity: volume.Inaccessible, Reason: reasonLost, Message: message}}
+	return []volume.Condition{volume.NewCondition(volume.Inaccessible, volume.ReasonLvolLost, message)}
 }

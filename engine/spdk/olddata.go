@@ -270,8 +270,8 @@ func (e *Engine) showsOldData(ctx context.Context, t *target, r record, bdev rpc
 	if err != nil || full {
 		return nil, err
 	}
-	return []volume.Condition{{Severity: volume.Degraded, Reason: reasonOldData,
-		Message: cannotUnmap(place{t, store}) + ", and this thin volume can show it; copy what is needed to a thick volume, or " + howToUnmap}}, nil
+	return []volume.Condition{volume.NewCondition(volume.Degraded, volume.ReasonOldDataVisible,
+		"this thin volume can show data of deleted ones: "+cannotUnmap(place{t, store})+"; "+howToUnmap)}, nil
 }
 
 // thinVolumes returns the number of thin volumes in each store, by UUID.

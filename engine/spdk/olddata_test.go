@@ -122,13 +122,13 @@ func TestNewVolumesShowNoOldData(t *testing.T) {
 	_, err = e.Create(ctx, request("of-sparse", volume.Source{Volume: sparse.ID}))
 	wantKind(t, err, "a copy of a thin volume", errs.Precondition)
 
-	for v, want := range map[volume.ID]string{thick.ID: "", copied.ID: "", before.ID: "", sparse.ID: reasonOldData} {
-		if got := reasons(testkit.Value(e.VolumeHealth(ctx, v))(t)); got != want {
+	for v, want := range map[volume.ID]string{thick.ID: "", copied.ID: "", before.ID: "", sparse.ID: volume.ReasonOldDataVisible} {
+		if got := reasons(t, testkit.Value(e.VolumeHealth(ctx, v))(t)); got != want {
 			t.Errorf("volume %s has the conditions %q, want %q", v, got, want)
 		}
 	}
-	if got := reasons(testkit.Value(e.StorageHealth(ctx))(t)); got != reasonOldData {
-		t.Errorf("the storage has the conditions %q, want %s", got, reasonOldData)
+	if got := reasons(t, testkit.Value(e.StorageHealth(ctx))(t)); got != volume.ReasonOldDataVisible {
+		t.Errorf("the storage has the conditions %q, want %s", got, volume.ReasonOldDataVisible)
 	}
 	if c := testkit.Value(e.Capacity(ctx, volume.CapacityQuery{}))(t); c.Available != 0 {
 		t.Errorf("%d bytes are available for thin volumes, which are refused", c.Available)

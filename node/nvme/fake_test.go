@@ -14,6 +14,7 @@ import (
 	kernel "github.com/cleatproject/cleat/internal/linux/nvme"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -154,8 +155,8 @@ func TestInaccessiblePaths(t *testing.T) {
 		reason   string
 	}{
 		{[2]string{"optimized", "non-optimized"}, node.Present, ""},
-		{[2]string{"inaccessible", "non-optimized"}, node.Present, ReasonPathDown},
-		{[2]string{"optimized", "change"}, node.Present, ReasonPathDown},
+		{[2]string{"inaccessible", "non-optimized"}, node.Present, volume.ReasonPathDown},
+		{[2]string{"optimized", "change"}, node.Present, volume.ReasonPathDown},
 		{[2]string{"inaccessible", "persistent-loss"}, node.Unreachable, ""},
 	} {
 		ana(0, c.states[0])

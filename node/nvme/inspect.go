@@ -17,15 +17,6 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Reasons of conditions.
-const (
-	// ReasonPathDown: a path of the volume does not work.
-	ReasonPathDown = "PathDown"
-	// ReasonFlushUncertain: a connection broke, and the kernel can have answered
-	// a flush of that moment with success.
-	ReasonFlushUncertain = "FlushUncertain"
-)
-
 // Inspect implements node.Attacher. Only the target knows volumes that are not
 // attached.
 func (a *Attacher) Inspect(_ context.Context, t node.Target) (node.Info, error) {
@@ -264,7 +255,7 @@ func (a *Attacher) blocked(controllers []kernel.Controller, nsid uint32) (map[st
 }
 
 func (a *Attacher) unreachable(r record, at attached) error {
-	return errs.Errorf(errs.Unavailable, "the subsystem %s cannot be reached: %s", r.NQN, strings.Join(states(r, at), ", "))
+	return errs.Errorf(errs.Unavailable, "no path works: %s; the subsystem is %s", strings.Join(states(r, at), ", "), r.NQN)
 }
 
 // states describes the paths of a volume that do not work.
@@ -297,11 +288,11 @@ func conditions(r record, at attached) (all []volume.Condition) {
 		return nil
 	}
 	if down := states(r, at); len(down) > 0 && at.isLive() {
-		all = append(all, volume.Condition{Severity: volume.Degraded, Reason: ReasonPathDown, Message: "the volume has lost paths: " + strings.Join(down, ", ")})
+		all = append(all, volume.NewCondition(volume.Degraded, volume.ReasonPathDown, strings.Join(down, ", ")))
 	}
 	if r.Uncertain != "" && at.disk.WriteBack {
-		all = append(all, volume.Condition{Severity: volume.Degraded, Reason: ReasonFlushUncertain, Message: r.Uncertain +
-			"; a flush of that moment can be lost if the target lost its volatile cache too: check the data, then unstage and stage the volume to clear this"})
+		all = append(all, volume.NewCondition(volume.Degraded, volume.ReasonFlushUncertain, r.Uncertain+
+			"; a flush of that moment is lost if the target lost its volatile cache too"))
 	}
 	return all
 }

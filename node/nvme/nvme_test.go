@@ -19,7 +19,9 @@ import (
 	kernel "github.com/cleatproject/cleat/internal/linux/nvme"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
+	"github.com/cleatproject/cleat/volume/enginetest"
 )
 
 const (
@@ -137,14 +139,15 @@ func TestPaths(t *testing.T) {
 		controllers []kernel.Controller
 		reasons     string
 	}{
-		"one of two":     {[]kernel.Controller{live}, ReasonPathDown},
-		"one connecting": {[]kernel.Controller{live, {Name: "nvme1", Address: second, State: "connecting"}}, ReasonPathDown},
+		"one of two":     {[]kernel.Controller{live}, volume.ReasonPathDown},
+		"one connecting": {[]kernel.Controller{live, {Name: "nvme1", Address: second, State: "connecting"}}, volume.ReasonPathDown},
 		"both":           {[]kernel.Controller{live, {Name: "nvme1", Address: second, State: kernel.StateLive}}, ""},
 		"none":           {[]kernel.Controller{down}, ""}, // Inspect reports the volume as unreachable
 	} {
 		var reasons []string
 		for _, condition := range conditions(r, attached{controllers: c.controllers, multipath: true}) {
 			reasons = append(reasons, condition.Reason)
+			enginetest.CheckMessage(t, condition, second.String())
 		}
 		if got := strings.Join(reasons, " "); got != c.reasons {
 			t.Errorf("%s: conditions %q, want %q", name, got, c.reasons)
@@ -153,8 +156,12 @@ func TestPaths(t *testing.T) {
 	r.Uncertain = "it broke"
 	for cache, want := range map[bool]int{true: 1, false: 0} {
 		at := attached{disk: kernel.Namespace{WriteBack: cache}, controllers: []kernel.Controller{live, {Address: second, State: kernel.StateLive}}, multipath: true}
-		if got := conditions(r, at); len(got) != want {
+		got := conditions(r, at)
+		if len(got) != want {
 			t.Errorf("write cache %t: %+v, want %d conditions", cache, got, want)
+		}
+		for _, condition := range got {
+			enginetest.CheckMessage(t, condition, "it broke")
 		}
 		at.multipath, at.controllers = false, at.controllers[:1]
 		if got := conditions(r, at); len(got) != 0 {

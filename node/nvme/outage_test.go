@@ -22,6 +22,7 @@ import (
 	"github.com/cleatproject/cleat/node/nvme"
 	"github.com/cleatproject/cleat/test/features"
 	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -176,10 +177,10 @@ func TestPathLoss(t *testing.T) {
 	}
 	write("both paths")
 	b.close()
-	h.awaitCondition(nvme.ReasonPathDown, true)
+	h.awaitCondition(volume.ReasonPathDown, true)
 	write("one path")
 	b.open()
-	h.awaitCondition(nvme.ReasonPathDown, false)
+	h.awaitCondition(volume.ReasonPathDown, false)
 	write("both again")
 
 	for _, c := range h.controllers() { // as the kernel does when the target refuses a reconnect
@@ -188,7 +189,7 @@ func TestPathLoss(t *testing.T) {
 		}
 	}
 	write("the other path")
-	h.awaitCondition(nvme.ReasonPathDown, false)
+	h.awaitCondition(volume.ReasonPathDown, false)
 	if n := len(h.controllers()); n != 2 {
 		t.Errorf("%d controllers, want 2", n)
 	}
@@ -207,9 +208,9 @@ func TestAttachWithOnePath(t *testing.T) {
 	a.close()
 	_, f := h.attach()
 	testkit.Must(t, f.Close())
-	h.awaitCondition(nvme.ReasonPathDown, true)
+	h.awaitCondition(volume.ReasonPathDown, true)
 	a.open()
-	h.awaitCondition(nvme.ReasonPathDown, false)
+	h.awaitCondition(volume.ReasonPathDown, false)
 	testkit.Must(t, h.Detach(testkit.Context(t), h.volume()))
 	a.close()
 	b.close()
@@ -275,7 +276,7 @@ func TestFlushUncertain(t *testing.T) {
 	h := newHost(t, r)
 	for _, isRunning := range []bool{true, false} {
 		_, f := h.attach()
-		h.awaitCondition(nvme.ReasonFlushUncertain, false)
+		h.awaitCondition(volume.ReasonFlushUncertain, false)
 		testkit.Value(f.WriteAt(aligned("data"), 0))(t)
 		if !isRunning {
 			h.stop()
@@ -292,7 +293,7 @@ func TestFlushUncertain(t *testing.T) {
 			h.start()
 		}
 		h.awaitPresence(node.Present)
-		h.awaitCondition(nvme.ReasonFlushUncertain, true)
+		h.awaitCondition(volume.ReasonFlushUncertain, true)
 		testkit.Must(t, f.Close(), h.Detach(testkit.Context(t), h.volume()))
 	}
 }

@@ -112,7 +112,7 @@ func TestReadOnlyPool(t *testing.T) {
 	}
 	testkit.Value(r.controller().GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: snap.GetSnapshotId()}))(r)
 	_, err = r.controller().CreateVolume(t.Context(), ask("new", block()))
-	r.refused(err, codes.FailedPrecondition, "read-only")
+	r.refused(err, codes.ResourceExhausted, "read-only")
 	_, err = r.controller().CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "new", SourceVolumeId: d.id})
 	r.refused(err, codes.FailedPrecondition, "read-only")
 	_, err = r.controller().DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: snap.GetSnapshotId()})

@@ -2,6 +2,7 @@ package enginetest
 
 import (
 	"maps"
+	"strings"
 	"testing"
 
 	"github.com/cleatproject/cleat/errs"
@@ -85,13 +86,24 @@ func checkConditions(t *testing.T, conditions []volume.Condition) {
 		}
 		seen[key] = true
 		switch c.Severity {
-		case volume.Degraded, volume.Inaccessible, volume.DataLoss:
+		case volume.Notice, volume.Degraded, volume.Inaccessible, volume.DataLoss:
 		default:
 			t.Errorf("condition %+v has an unknown severity", c)
 		}
-		if c.Reason == "" || c.Message == "" {
-			t.Errorf("condition %+v has no reason or message", c)
-		}
+		CheckMessage(t, c, "")
+	}
+}
+
+// csiText is the longest text of a condition in CSI, in bytes.
+const csiText = 128
+
+// CheckMessage checks that the action and the object are in the part of a
+// condition's message that CSI passes on. No object: the volume itself.
+func CheckMessage(t testing.TB, c volume.Condition, object string) {
+	t.Helper()
+	action, what, ok := strings.Cut(errs.Clip(c.Message, csiText), ": ")
+	if !ok || c.Reason == "" || action == "" || what == "" || strings.HasSuffix(action, "…") || !strings.Contains(strings.TrimSuffix(what, "…"), object) {
+		t.Errorf("%s: of the message only %q is passed on; want ACTION: WHAT with %q", c.Reason, errs.Clip(c.Message, csiText), object)
 	}
 }
 

@@ -10,9 +10,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/cleatproject/cleat/node"
-	"github.com/cleatproject/cleat/node/nvme"
 	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume"
 )
 
 // testPaths: a port of the target is removed and returns. The volume works, its
@@ -23,14 +22,14 @@ func (r *rig) testPaths() {
 	c.wantHealth("")
 	r.resetController(c)
 	r.target.Close(paths[1])
-	c.wantHealth(nvme.ReasonPathDown)
+	c.wantHealth(volume.ReasonPathDown)
 	c.write("one path")
 	r.target.Listen(paths[1])
 	begun := time.Now()
 	c.wantHealth("")
 	fmt.Printf("REPORT: nvme %s: a returned path was connected after %.1f s\n", r.source, time.Since(begun).Seconds())
 	r.target.Close(paths[0])
-	c.wantHealth(nvme.ReasonPathDown)
+	c.wantHealth(volume.ReasonPathDown)
 	c.write("the other path")
 	c.wantText("the other path")
 	r.target.Listen(paths[0])
@@ -45,13 +44,13 @@ func (r *rig) testPaths() {
 // cache, and the kernel logs only that queues are created.
 func (r *rig) resetController(c *claim) {
 	has := func() bool {
-		return slices.ContainsFunc(c.health(), func(e *csi.VolumeHealth_VolumeHealthEntry) bool { return e.GetReason() == nvme.ReasonFlushUncertain })
+		return slices.ContainsFunc(c.health(), func(e *csi.VolumeHealth_VolumeHealthEntry) bool { return e.GetReason() == volume.ReasonFlushUncertain })
 	}
 	if has() {
 		r.Error("a new volume has an uncertain flush")
 	}
 	r.Write("/sys/class/nvme/"+r.controllers()[0]+"/reset_controller", "1")
-	c.Await("the condition "+nvme.ReasonFlushUncertain, has)
+	c.Await("the condition "+volume.ReasonFlushUncertain, has)
 }
 
 // inaccessiblePaths: the target stays connected, and executes no I/O (ANA).
@@ -59,10 +58,10 @@ func (r *rig) inaccessiblePaths(c *claim) {
 	leaving := r.volume("leaving", "ext4", 32*mib)
 	leaving.attach()
 	r.target.SetANA(paths[0], "inaccessible")
-	c.wantHealth(nvme.ReasonPathDown)
+	c.wantHealth(volume.ReasonPathDown)
 	c.write("the accessible path")
 	r.target.SetANA(paths[1], "inaccessible")
-	c.wantHealth(node.ReasonStorageUnreachable)
+	c.wantHealth(volume.ReasonStorageUnreachable)
 	other := r.volume("inaccessible", "", 32*mib)
 	r.wantRefused(other, codes.Unavailable, "reports the namespace as inaccessible (ANA)")
 	leaving.Run("sh", "-c", `echo unwritten > "$0"/file`, leaving.Target)
@@ -90,7 +89,7 @@ func (r *rig) removedDisk(c *claim) {
 	for _, name := range r.controllers() {
 		r.Write("/sys/class/nvme/"+name+"/delete_controller", "1")
 	}
-	c.wantHealth(node.ReasonDeviceLost)
+	c.wantHealth(volume.ReasonDeviceLost)
 }
 
 // wantHealth waits until the volume's only adverse condition has the reason;
@@ -100,7 +99,7 @@ func (c *claim) wantHealth(reason string) {
 	c.Await("the health of the volume: "+reason, func() bool {
 		found := ""
 		for _, s := range c.health() {
-			if s.GetReason() != nvme.ReasonFlushUncertain {
+			if s.GetReason() != volume.ReasonFlushUncertain {
 				found += s.GetReason()
 			}
 		}
