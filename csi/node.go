@@ -29,6 +29,8 @@ type NodeConfig struct {
 	// Deployment: with ControllerPublish, volumes are used only on the node
 	// that has the grant.
 	Deployment Deployment
+	// InlineParameters are the engine's parameters of inline volumes.
+	InlineParameters []string
 	// Admission admits this node to stage and publish, not to undo that.
 	Admission Admission
 	// Client is this node's current identity.
@@ -243,7 +245,7 @@ func (s *Node) publishRequest(r *spec.NodePublishVolumeRequest) (req node.Publis
 		Volume: volume.ID(r.GetVolumeId()), Staging: staging, Target: target, Capability: c,
 		ReadOnly: r.GetReadonly() || isReadOnlyGrant(r.GetPublishContext()), Secrets: r.GetSecrets(),
 	}
-	if req.Inline, err = s.config.Deployment.parseInline(r.GetVolumeContext(), c); err != nil {
+	if req.Inline, err = s.parseInline(r.GetVolumeContext(), c); err != nil {
 		return req, err
 	}
 	if req.Inline != nil {
@@ -258,7 +260,7 @@ func (s *Node) publishRequest(r *spec.NodePublishVolumeRequest) (req node.Publis
 }
 
 // parseInline returns nil if the context declares no inline volume.
-func (d Deployment) parseInline(volumeContext map[string]string, c volume.Capability) (*node.InlineVolume, error) {
+func (s *Node) parseInline(volumeContext map[string]string, c volume.Capability) (*node.InlineVolume, error) {
 	switch v := volumeContext[keyEphemeral]; v {
 	case "", "false":
 		return nil, nil
@@ -269,7 +271,7 @@ func (d Deployment) parseInline(volumeContext map[string]string, c volume.Capabi
 	if c.Block {
 		return nil, invalidf("an inline ephemeral volume cannot be a block volume; use access type mount")
 	}
-	parameters, fsType, err := d.parseParameters("volume_context", volumeContext, volume.Filesystem, c.FSType)
+	parameters, fsType, err := s.config.Deployment.parseParameters("volume_context", volumeContext, volume.Filesystem, c.FSType)
 	if err != nil {
 		return nil, err
 	}
@@ -280,13 +282,15 @@ func (d Deployment) parseInline(volumeContext map[string]string, c volume.Capabi
 		}
 		delete(parameters, keySize)
 	}
-	// The engine could not suggest these keys.
+	// The engine knows its own keys alone.
+	known := append([]string{keySize, keyShortFSType}, s.config.InlineParameters...)
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
-		for _, meant := range []string{keySize, keyShortFSType} {
-			if strings.EqualFold(key, meant) {
-				return nil, invalidf("volume_context key %s is not known; did you mean %q?", errs.Quote(key), meant)
-			}
+		if near := errs.Nearest(key, known); slices.Contains(known, key) {
+			continue
+		} else if near != "" {
+			return nil, invalidf("attribute %s of the inline volume is not known; did you mean %q?", errs.Quote(key), near)
 		}
+		return nil, invalidf("attribute %s of the inline volume is not known; known are %s", errs.Quote(key), strings.Join(known, ", "))
 	}
 	return e, nil
 }

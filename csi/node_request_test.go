@@ -96,9 +96,27 @@ func TestNodePublishVolume(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := soundPublish()
 			c.edit(r)
-			_, err := new(Node).publishRequest(r)
+			_, err := inlineNode().publishRequest(r)
 			wantKind(t, err, c.kind)
 		})
+	}
+}
+
+func inlineNode() *Node { return NewNode(NodeConfig{InlineParameters: []string{"provisioning"}}) }
+
+// The error of a wrong attribute knows those that are not parameters of the
+// engine.
+func TestWrongInlineAttribute(t *testing.T) {
+	for key, want := range map[string]string{
+		"sise": `did you mean "size"?`, "SIZE": "known are size", "fstype": `"fsType"`, "provisionin": `"provisioning"`,
+		"somethingElse": "known are size, fsType, provisioning",
+	} {
+		r := soundPublish()
+		r.VolumeContext = map[string]string{keyEphemeral: "true", key: "1Gi"}
+		_, err := inlineNode().publishRequest(r)
+		if wantKind(t, err, errs.Invalid); err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", key, err, want)
+		}
 	}
 }
 
@@ -109,7 +127,7 @@ func TestEphemeralVolume(t *testing.T) {
 		keyEphemeral: "true", "size": "64Mi", "fsType": "xfs", "provisioning": "thick", "csi.storage.k8s.io/pod.name": "p",
 	}
 	before := proto.Clone(r)
-	got := testkit.Value(new(Node).publishRequest(r))(t)
+	got := testkit.Value(inlineNode().publishRequest(r))(t)
 	want := &node.InlineVolume{Size: volume.SizeRange{Required: 64 << 20}, FSType: "xfs", Parameters: map[string]string{"provisioning": "thick"}}
 	if d := cmp.Diff(want, got.Inline); d != "" {
 		t.Errorf("(-want +got):\n%s", d)

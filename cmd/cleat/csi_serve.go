@@ -232,7 +232,7 @@ func (d *csiServer) openNode(ctx context.Context) error {
 		return err
 	}
 	d.node = csi.NewNode(csi.NodeConfig{
-		Manager: manager, Operations: d.operations, NodeID: d.nodeID, Deployment: d.deployment,
+		Manager: manager, Operations: d.operations, NodeID: d.nodeID, Deployment: d.deployment, InlineParameters: d.backend.Parameters,
 		Admission: admission, Client: d.self, Named: d.named, Logger: d.Logger,
 	})
 	return manager.Reconcile(ctx)
