@@ -3,6 +3,7 @@ package client_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -290,6 +291,64 @@ func TestListMergesNotesAndDriver(t *testing.T) {
 		t.Errorf("deleting what the driver has lost: %v", err)
 	}
 	wantKind(t, d.Delete(t.Context(), "missing"), errs.NotFound, "missing")
+}
+
+// A volume of pods is listed with their paths, from the kubelet's records and
+// the mount table, and with the name of its PersistentVolume.
+func TestListShowsPods(t *testing.T) {
+	o := newOther()
+	o.controller = append(o.controller, csi.ControllerServiceCapability_RPC_LIST_VOLUMES)
+	root := t.TempDir()
+	config := client.Config{Endpoint: "unix://" + filepath.Join(root, "plugins", "other", "csi.sock"), StateDir: t.TempDir()}
+	testkit.Must(t, os.MkdirAll(filepath.Join(root, "plugins", "other"), 0o750))
+	o.serve(t, filepath.Join(root, "plugins", "other", "csi.sock"))
+	d := dial(t, config)
+	elsewhere := config
+	elsewhere.StateDir = t.TempDir()
+	for _, name := range []string{"mounted", "device", "unmounted"} {
+		testkit.Value(dial(t, elsewhere).Create(t.Context(), sized(name)))(t)
+	}
+	record := func(dir, id, driver, pv string) {
+		testkit.Must(t, os.MkdirAll(dir, 0o750))
+		text := fmt.Sprintf(`{"driverName": %q, "volumeHandle": %q, "specVolID": %q}`, driver, id, pv)
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, "vol_data.json"), []byte(text), 0o600))
+	}
+	pod := func(id, driver, pv string) string {
+		dir := filepath.Join(root, "pods", "uid", "volumes", "kubernetes.io~csi", pv)
+		record(dir, id, driver, pv)
+		testkit.Must(t, os.Mkdir(filepath.Join(dir, "mount"), 0o750))
+		return filepath.Join(dir, "mount")
+	}
+	bind := func(from, to string) {
+		testkit.Run(t, "mount", "--bind", from, to)
+		t.Cleanup(func() { testkit.Unmount(t, to) })
+	}
+	mounted := pod("id/1", d.Info().Name, "pvc-1")
+	testkit.Run(t, "mount", "-t", "tmpfs", "-o", "ro", "none", mounted)
+	t.Cleanup(func() { testkit.Unmount(t, mounted) })
+	pod("id/3", d.Info().Name, "pvc-3")                        // not mounted
+	bind(t.TempDir(), pod("id/3", "csi.example.com", "pvc-4")) // another driver's volume
+	devices := filepath.Join(root, "plugins", "kubernetes.io", "csi", "volumeDevices")
+	record(filepath.Join(devices, "pvc-2", "data"), "id/2", d.Info().Name, "pvc-2")
+	device := filepath.Join(devices, "publish", "pvc-2", "uid")
+	testkit.Must(t, os.MkdirAll(filepath.Dir(device), 0o750), os.WriteFile(device, nil, 0o600))
+	bind("/dev/null", device)
+
+	var got []string
+	for _, v := range testkit.Value(d.List(t.Context()))(t) {
+		got = append(got, fmt.Sprintf("%s %s %v %s %v", v.Name, v.State, v.Capability.Block, v.Capability.FSType, v.Targets))
+	}
+	want := []string{
+		"id/3 foreign false  []",
+		"pvc-1 foreign false tmpfs [{" + mounted + " true true}]",
+		"pvc-2 foreign true  [{" + device + " false true}]",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("List (-want +got):\n%s", diff)
+	}
+	if v, err := d.Show(t.Context(), "id/1"); err != nil || v.Name != "pvc-1" || len(v.Targets) != 1 {
+		t.Errorf("Show: %+v, %v", v, err)
+	}
 }
 
 // A call for a foreign volume does not touch the record of an own volume with its

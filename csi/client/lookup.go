@@ -215,8 +215,9 @@ func (d *Driver) List(ctx context.Context) ([]Volume, error) {
 		v.Nodes = e.GetStatus().GetPublishedNodeIds()
 		out = append(out, v)
 	}
+	err = d.addPods(ctx, out)
 	slices.SortFunc(out, func(a, b Volume) int { return strings.Compare(a.Name, b.Name) })
-	return out, d.addHealth(ctx, out)
+	return out, errors.Join(err, d.addHealth(ctx, out))
 }
 
 // addHealth adds conditions that the driver lists.
@@ -267,7 +268,9 @@ func (d *Driver) Show(ctx context.Context, ref string) (Volume, error) {
 	if v.Conditions, err = d.Health(ctx, n.ID); errors.Is(err, errs.Unsupported) {
 		err = nil
 	}
-	return v, err
+	shown := []Volume{v}
+	err = errors.Join(err, d.addPods(ctx, shown))
+	return shown[0], err
 }
 
 // notShown handles the driver's refusal to show an object that is known here.

@@ -257,9 +257,20 @@ func TestCSIDriver(t *testing.T) {
 		if *got.AttachRequired != *want.AttachRequired || !slices.Equal(got.VolumeLifecycleModes, want.VolumeLifecycleModes) {
 			t.Errorf("%+v, want %+v", got, want)
 		}
+		// A directory of a shared file system has no mount options of its own.
+		if got.NodeAllocatableUpdatePeriodSeconds != nil || *got.SELinuxMount != (values != cephFSMode) {
+			t.Errorf("SELinux mount %t, update period %v: %s", *got.SELinuxMount, got.NodeAllocatableUpdatePeriodSeconds, values)
+		}
 		if !*got.PodInfoOnMount || *got.StorageCapacity != (values == perNode || values == controllerMode) || *got.FSGroupPolicy != storagev1.FileFSGroupPolicy {
 			t.Errorf("%+v", got)
 		}
+	}
+}
+
+func TestCSIDriverSettings(t *testing.T) {
+	got := of[storagev1.CSIDriver](render(t, release{values: perNode + "  seLinuxMount: false\n  nodeAllocatableUpdatePeriodSeconds: 60\n", apis: apis}))[0].Spec
+	if *got.SELinuxMount || got.NodeAllocatableUpdatePeriodSeconds == nil || *got.NodeAllocatableUpdatePeriodSeconds != 60 {
+		t.Errorf("%+v", got)
 	}
 }
 

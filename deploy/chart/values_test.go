@@ -76,6 +76,8 @@ func TestInvalidValues(t *testing.T) {
 		"ceph with topology":              {values: cephMode + "  topology: {zone: a}", message: "csi.topology is for csi.engine local"},
 		"ceph with attribute classes":     {values: cephMode + "  volumeAttributesClasses: [{name: a, parameters: {provisioning: thick}}]", message: "csi.engine ceph has no VolumeAttributesClasses"},
 		"cephfs with groups":              {values: cephFSMode + "  volumeGroupSnapshotClasses: [{}]", message: "csi.engine cephfs has no group snapshots"},
+		"cephfs with labels":              {values: cephFSMode + "  seLinuxMount: true", message: "csi.seLinuxMount is not for csi.engine cephfs"},
+		"node limits too often":           {values: "csi: {nodeAllocatableUpdatePeriodSeconds: 9}", message: "/csi/nodeAllocatableUpdatePeriodSeconds"},
 		"none with a controller":          {values: "csi: {engine: none, mode: controller}", message: "csi.engine none has no controller"},
 		"none with topology":              {values: noneMode + "  topology: {zone: a}", message: "leave csi.topology empty"},
 		"none with attribute classes":     {values: noneMode + "  volumeAttributesClasses: [{name: a, parameters: {provisioning: thick}}]", message: "leave csi.volumeAttributesClasses empty"},

@@ -243,7 +243,7 @@ func TestDriverObjects(t *testing.T) {
 		if perNode := name == perNodeDriver; *d.Spec.AttachRequired == perNode || strings.Contains(modes, "Ephemeral") != perNode {
 			t.Errorf("driver %s: attachRequired is %t, modes are %s", name, *d.Spec.AttachRequired, modes)
 		}
-		if !*d.Spec.PodInfoOnMount || !*d.Spec.StorageCapacity || *d.Spec.FSGroupPolicy != storagev1.FileFSGroupPolicy || *d.Spec.RequiresRepublish || *d.Spec.SELinuxMount {
+		if !*d.Spec.PodInfoOnMount || !*d.Spec.StorageCapacity || *d.Spec.FSGroupPolicy != storagev1.FileFSGroupPolicy || *d.Spec.RequiresRepublish || !*d.Spec.SELinuxMount {
 			t.Errorf("driver %s is %+v", name, d.Spec)
 		}
 	}
