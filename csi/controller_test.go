@@ -113,6 +113,26 @@ func TestMutableParameters(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument)
 }
 
+// An option with which no pod could start is refused before the volume exists.
+func TestMountOptionsOfANewVolume(t *testing.T) {
+	perNode := csi.Deployment{Services: csi.Services{Controller: true}, PerNode: true}
+	here, elsewhere := newPlugin(t, options{Deployment: &perNode}), newPlugin(t, options{})
+	for flag, want := range map[string][2]codes.Code{ // of one driver for each node, and of one for the cluster
+		"noatime":             {codes.OK, codes.OK},
+		"data=ordered":        {codes.InvalidArgument, codes.OK}, // of ext4
+		"turbo":               {codes.InvalidArgument, codes.OK},
+		"remount":             {codes.InvalidArgument, codes.InvalidArgument},
+		"x-systemd.automount": {codes.OK, codes.OK},
+	} {
+		c := mountCap()
+		c.GetMount().FsType, c.GetMount().MountFlags = "xfs", []string{flag}
+		for i, p := range []*plugin{here, elsewhere} {
+			_, err := p.Controller.CreateVolume(t.Context(), createRequest("with "+flag, c))
+			wantCode(t, err, want[i])
+		}
+	}
+}
+
 func TestSources(t *testing.T) {
 	rig := newPlugin(t, options{})
 	v := rig.MustCreate(t, "source", mountCap())

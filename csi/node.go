@@ -85,7 +85,7 @@ func (s *Node) runAdmitted(ctx context.Context, r proto.Message, id volume.ID, k
 				return err
 			}
 			defer leave()
-			return fn(ctx)
+			return s.folding(ctx, id, fn(ctx))
 		})
 	})
 }

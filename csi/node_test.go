@@ -128,6 +128,23 @@ func TestCodes(t *testing.T) {
 	r.undo(s, "target")
 }
 
+// The kubelet folds equal events; each attempt has another device.
+func TestErrorsOfEventsNameNoDevice(t *testing.T) {
+	var log testkit.Log
+	r := newNodeRig(t, nil, func(c *csi.NodeConfig) { c.Logger = log.Logger() })
+	s := r.stage("vol-1", mountCap())
+	s.VolumeCapability.GetMount().MountFlags = []string{"turbo=9"}
+	_, err := r.NodeStageVolume(t.Context(), s)
+	r.code(err, codes.InvalidArgument, "mount its device", "turbo", "Unknown parameter")
+	if strings.Contains(err.Error(), "loop") {
+		t.Errorf("the error names a loop device: %v", err)
+	}
+	if !strings.Contains(log.String(), "mount /dev/loop") {
+		t.Errorf("the log does not name the device: %s", log.String())
+	}
+	r.undo(s)
+}
+
 // With controller publish a volume is used only where and as it is granted.
 func TestGrant(t *testing.T) {
 	r := newNodeRig(t, nil, func(c *csi.NodeConfig) { c.Deployment.ControllerPublish = true })

@@ -3,6 +3,7 @@ package csi
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -53,6 +55,9 @@ func (s *Controller) createRequest(r *spec.CreateVolumeRequest) (req volume.Crea
 	if req.Parameters, req.FSType, err = s.deployment.parseParameters("parameters", r.GetParameters(), req.Content, req.FSType); err != nil {
 		return req, err
 	}
+	if err := s.checkMountOptions(r.GetVolumeCapabilities(), req.FSType); err != nil {
+		return req, err
+	}
 	mutable := ownKeys(r.GetMutableParameters())
 	if err := s.checkMutable(r, mutable); err != nil {
 		return req, err
@@ -60,6 +65,21 @@ func (s *Controller) createRequest(r *spec.CreateVolumeRequest) (req volume.Crea
 	maps.Copy(req.Parameters, mutable)
 	req.Topology, err = s.announced.volumePlaces(r.GetAccessibilityRequirements())
 	return req, err
+}
+
+// checkMountOptions refuses options with which no pod could start. Whether a file
+// system has an option is known only to the kernel that mounts it: that of this
+// machine with PerNode.
+func (s *Controller) checkMountOptions(capabilities []*spec.VolumeCapability, fsType string) error {
+	if !s.deployment.PerNode {
+		fsType = ""
+	}
+	for i, c := range capabilities {
+		if err := mount.CheckOptions(fsType, c.GetMount().GetMountFlags()); err != nil {
+			return fmt.Errorf("volume_capabilities[%d].mount.mount_flags: %w", i, err)
+		}
+	}
+	return nil
 }
 
 func (s *Controller) parseSource(source *spec.VolumeContentSource) (volume.Source, error) {

@@ -157,6 +157,34 @@ func TestMountSaysWhatTheKernelSays(t *testing.T) {
 	}
 }
 
+// Quotes, as of the kubelet's context="...", end in this process: the kernel takes
+// a value as it is.
+func TestOptionsReachTheKernelWithoutQuotes(t *testing.T) {
+	device, target := newDevice(t, "ext4"), t.TempDir()
+	mustMount(t, Spec{Source: device, Target: target, FSType: "ext4", Options: []string{`errors="remount-ro",noatime`}})
+	if e, _ := mustAt(t, target); !contains(e.SuperOptions, "errors=remount-ro") {
+		t.Errorf("mounted %+v", e)
+	}
+	label := `context="system_u:object_r:container_file_t:s0:c1,c2"`
+	if _, superblock, err := SplitOptions([]string{"noatime," + label}); err != nil || !slices.Equal(superblock, []string{label}) {
+		t.Errorf("the label of a pod is split into %q, %v", superblock, err)
+	}
+	if _, value, _ := parseOption(label); value != "system_u:object_r:container_file_t:s0:c1,c2" {
+		t.Errorf("the label of a pod is %q", value)
+	}
+}
+
+func TestCheckOptions(t *testing.T) {
+	for fsType := range mkfs {
+		wantError(t, CheckOptions(fsType, []string{"noatime", "turbo=9"}), errs.Invalid, fsType, "turbo", "Unknown parameter")
+		testkit.Must(t, CheckOptions(fsType, []string{"noatime,nosuid"}), CheckOptions(fsType, nil))
+	}
+	wantError(t, CheckOptions("xfs", []string{"discard", "data=ordered"}), errs.Invalid, "data")
+	testkit.Must(t, CheckOptions("ext4", []string{"discard", "data=ordered"}))
+	wantError(t, CheckOptions("", []string{"remount"}), errs.Invalid, "remount")
+	testkit.Must(t, CheckOptions("nosuchfs", []string{"turbo"})) // the node's kernel knows
+}
+
 func TestMountOfACloneSaysWhy(t *testing.T) {
 	image := newImage(t, "xfs")
 	clone := image + ".clone"

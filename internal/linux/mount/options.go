@@ -1,6 +1,8 @@
 package mount
 
 import (
+	"errors"
+	"fmt"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -49,6 +51,29 @@ func SplitOptions(flags []string) (perMount, superblock []string, err error) {
 		}
 	}
 	return perMount, superblock, nil
+}
+
+// CheckOptions checks options as far as the running kernel parses them without
+// a device. nil can also mean that it does not have the file system now.
+//
+// Errors: errs.Invalid as of SplitOptions, and for an option that the file system
+// does not have.
+func CheckOptions(fsType string, flags []string) error {
+	_, superblock, err := SplitOptions(flags)
+	if err != nil || fsType == "" || len(superblock) == 0 {
+		return err
+	}
+	fs, err := openContext(fsType, "")
+	if err != nil {
+		return nil
+	}
+	defer fs.close()
+	for _, option := range superblock {
+		if err := fs.set(option); errors.Is(err, errs.Invalid) {
+			return fmt.Errorf("file system %s: %w", fsType, err)
+		}
+	}
+	return nil
 }
 
 func splitCommas(flag string) ([]string, error) {
