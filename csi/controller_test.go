@@ -114,7 +114,7 @@ func TestMutableParameters(t *testing.T) {
 }
 
 // An option with which no pod could start is refused before the volume exists.
-func TestMountOptionsOfANewVolume(t *testing.T) {
+func TestMountOptionsAtCreation(t *testing.T) {
 	perNode := csi.Deployment{Services: csi.Services{Controller: true}, PerNode: true}
 	here, elsewhere := newPlugin(t, options{Deployment: &perNode}), newPlugin(t, options{})
 	for flag, want := range map[string][2]codes.Code{ // of one driver for each node, and of one for the cluster

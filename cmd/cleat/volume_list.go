@@ -21,8 +21,8 @@ func newVolumeListCommand(f *driverFlags) *cobra.Command {
 		Use:   "list",
 		Short: "List volumes",
 		Long: `Lists the volumes of the driver and those recorded in --state-dir; only the latter
-if the driver does not support ListVolumes. ATTACHED AT has the paths of pods, too, if
-the socket of the driver is in the directory of a kubelet.
+if the driver does not support ListVolumes. ATTACHED AT has the paths of pods, too,
+if the socket of the driver is in the directory of a kubelet.
 
 States: ready; creating and deleting (an interrupted command: repeat it); foreign
 (not created by these commands: the name is that of the PersistentVolume with
