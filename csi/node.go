@@ -29,7 +29,8 @@ type NodeConfig struct {
 	// Deployment: with ControllerPublish, volumes are used only on the node
 	// that has the grant.
 	Deployment Deployment
-	// InlineParameters are the engine's parameters of inline volumes.
+	// InlineParameters are the engine's parameters of inline volumes; nil: there
+	// are no inline volumes, and the Manager refuses them.
 	InlineParameters []string
 	// Admission admits this node to stage and publish, not to undo that.
 	Admission Admission
@@ -281,6 +282,9 @@ func (s *Node) parseInline(volumeContext map[string]string, c volume.Capability)
 			return nil, err
 		}
 		delete(parameters, keySize)
+	}
+	if s.config.InlineParameters == nil {
+		return e, nil
 	}
 	// The engine knows its own keys alone.
 	known := append([]string{keySize, keyShortFSType}, s.config.InlineParameters...)

@@ -200,6 +200,7 @@ func (d *csiServer) openNode(ctx context.Context) error {
 	if err := d.storage.node(ctx, d, &c); err != nil {
 		return err
 	}
+	var inlineParameters []string
 	if engine := d.backend.Engine; engine != nil {
 		c.Grower, c.Health = engine, d.backend.Health
 		c.Locate = func(ctx context.Context, id volume.ID) (access.Access, error) {
@@ -213,7 +214,7 @@ func (d *csiServer) openNode(ctx context.Context) error {
 			}
 		}
 		if !d.backend.MultiNode {
-			c.Inline = engine
+			c.Inline, inlineParameters = engine, d.backend.Parameters
 		}
 	} else if len(d.deployment.Topology) > 0 {
 		d.Logger.Info("topology of this node", "segments", d.deployment.Topology)
@@ -232,7 +233,7 @@ func (d *csiServer) openNode(ctx context.Context) error {
 		return err
 	}
 	d.node = csi.NewNode(csi.NodeConfig{
-		Manager: manager, Operations: d.operations, NodeID: d.nodeID, Deployment: d.deployment, InlineParameters: d.backend.Parameters,
+		Manager: manager, Operations: d.operations, NodeID: d.nodeID, Deployment: d.deployment, InlineParameters: inlineParameters,
 		Admission: admission, Client: d.self, Named: d.named, Logger: d.Logger,
 	})
 	return manager.Reconcile(ctx)
