@@ -121,21 +121,21 @@ func querySriovStatus(ctx context.Context, socket string) (sriovStatus, error) {
 	}
 	defer func() { _ = c.Close() }()
 	now, err := c.Status(ctx)
-	if _, answered := errors.AsType[*control.End](err); err != nil && !answered {
+	if _, answered := errors.AsType[*gate.End](err); err != nil && !answered {
 		err = fmt.Errorf("%w: %w", errSriovLost, err)
 	}
 	if err != nil {
 		return sriovStatus{}, err
 	}
 	v, err := c.Version(ctx)
-	if end, answered := errors.AsType[*control.End](err); answered && end.Code == codes.Unimplemented {
+	if end, answered := errors.AsType[*gate.End](err); answered && end.Code == codes.Unimplemented {
 		err = nil // GetVersion is optional
 	}
 	return newSriovStatus(now, v), err
 }
 
 func explainSriov(socket string, err error) error {
-	end, answered := errors.AsType[*control.End](err)
+	end, answered := errors.AsType[*gate.End](err)
 	switch {
 	case errors.Is(err, control.ErrNotServed):
 		return fmt.Errorf("no plugin serves the control socket %s: it is not running, runs without --controlled-mode, or has another --control-socket: %w", socket, err)

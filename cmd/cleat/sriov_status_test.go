@@ -215,7 +215,7 @@ func TestSriovStatusErrors(t *testing.T) {
 	if !strings.HasPrefix(denied.Error(), "querying the plugin at /s requires root") {
 		t.Error(denied)
 	}
-	if other := explainSriov("/s", &control.End{Code: codes.Unavailable, Reason: "the plugin is shutting down"}); other.Error() != "the plugin is shutting down (Unavailable)" {
+	if other := explainSriov("/s", &gate.End{Code: codes.Unavailable, Reason: "the plugin is shutting down"}); other.Error() != "the plugin is shutting down (Unavailable)" {
 		t.Error(other)
 	}
 }

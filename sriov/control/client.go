@@ -45,18 +45,8 @@ type Version struct {
 	Extensions int
 }
 
-// Withdrawal is the result of a Disable.
-type Withdrawal struct {
-	// The plugin has no Allocate in flight, and the kubelet a list without a
-	// healthy device.
-	Acknowledged bool
-	Confirmed    bool        // by PodResources: no device is allocatable
-	InUse        []gate.Held // by running pods; valid only with Confirmed
-	Reason       string      // not acknowledged
-}
-
 // Client is a client of a control socket, safe for concurrent use. An error of
-// the plugin is an *End.
+// the plugin is a *gate.End.
 type Client struct {
 	socket  string
 	conn    *grpc.ClientConn
@@ -105,15 +95,15 @@ func (c *Client) Version(ctx context.Context) (Version, error) {
 // Disable withdraws the devices from a session, or any holder if it is empty,
 // and waits. After DeadlineExceeded the plugin continues; the call can be
 // repeated.
-func (c *Client) Disable(ctx context.Context, session string) (Withdrawal, error) {
+func (c *Client) Disable(ctx context.Context, session string) (gate.Withdrawal, error) {
 	m, err := invoke(ctx, c.service.DisableDevices, &controlv1.DisableDevicesRequest{Session: session})
 	if err != nil {
-		return Withdrawal{}, fmt.Errorf("DisableDevices at %s: %w", c.socket, err)
+		return gate.Withdrawal{}, fmt.Errorf("DisableDevices at %s: %w", c.socket, err)
 	}
-	return Withdrawal{Acknowledged: true, Confirmed: m.GetKubeletConfirmed(), InUse: inUseOf(m)}, nil
+	return gate.Withdrawal{Acknowledged: true, Confirmed: m.GetKubeletConfirmed(), InUse: inUseOf(m)}, nil
 }
 
-// An error of the plugin is an *End.
+// An error of the plugin is a *gate.End.
 func invoke[Q, A any](ctx context.Context, method func(context.Context, *Q, ...grpc.CallOption) (*A, error), request *Q) (*A, error) {
 	attempt, response := rpcdial.Listen(ctx)
 	answer, err := method(attempt, request)
@@ -132,7 +122,7 @@ func outcome(ctx context.Context, response *rpcdial.CallEnd, err error) error {
 	case response.Ended(ctx, st.Code()) != nil: // slightly early
 		return fmt.Errorf("no answer before the deadline: %w", context.DeadlineExceeded)
 	case response.FromServer():
-		return &End{Code: st.Code(), Reason: text(st.Message())}
+		return &gate.End{Code: st.Code(), Reason: text(st.Message())}
 	}
 	return fmt.Errorf("the connection failed: %s", text(st.Message()))
 }

@@ -28,11 +28,9 @@ func TestRenewerClosesFunctions(t *testing.T) {
 	}
 	testkit.Eventually(t, "the function is withdrawn", acknowledged)
 	testkit.Diff(t, "closed", gate.Closed{"0000:3b:00.0": "the MTU is 1500"}, k.Status().Plugin.Closed)
-	d.mu.Lock()
-	if d.opened != 1 {
-		t.Errorf("the resource was opened %d times", d.opened)
+	if n := d.opened(); n != 1 {
+		t.Errorf("the resource was opened %d times", n)
 	}
-	d.mu.Unlock()
 	k.Enable(gate.Claim{Generation: 1})
 	testkit.Eventually(t, "the function is offered again", func() bool { return k.Status().State == StateHeld && len(k.Status().Plugin.Closed) == 0 })
 }

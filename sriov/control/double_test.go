@@ -5,13 +5,14 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 
+	"github.com/cleatproject/cleat/internal/monitor"
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/sriov/gate"
@@ -20,217 +21,127 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// double is a Plugin with the real gate; resources complete at once, unless
-// blocked.
+// double is a Plugin with the real gate; the kubelet and the node answer at once,
+// unless the double is stuck: then the kubelet does not read the list.
 type double struct {
-	mu          sync.Mutex
-	machine     *gate.Gate
-	streams     map[string]*doubleStream
-	calls       map[uint64]chan any
-	timers      map[gate.Timer]*time.Timer
-	ids         uint64
-	now         gate.Status
-	stuck       bool
-	epoch       uint64
-	restriction uint64
-	opened      int
-	closed      []string
-	over        bool
-	queue       []gate.Event
+	monitor *monitor.Monitor
+	gate    *gate.Gate
+	list    *gate.Stream
+	answers []func(now time.Time)
+	stuck   bool
+
+	streams, ended, disables atomic.Int64
 }
 
-type doubleStream struct {
-	mail chan gate.Status
-	end  chan *End
-}
+const resource = "example.com/a"
 
 func newDouble(t *testing.T, c gate.Config) *double {
-	d := &double{machine: gate.New(c), streams: map[string]*doubleStream{}, calls: map[uint64]chan any{}, timers: map[gate.Timer]*time.Timer{}}
-	d.stepGate(time.Now(), gate.Configured{Hash: "h1", Resources: []string{"example.com/a"}})
-	t.Cleanup(d.stop)
+	d := &double{}
+	d.gate = gate.New(c, d)
+	d.monitor = monitor.New(d.gate.Next, func(now time.Time) { d.answer(now, d.gate.Tick) })
+	d.configure("h1")
+	t.Cleanup(d.monitor.Close)
 	return d
 }
 
-func (d *double) stepGate(at time.Time, e gate.Event) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !d.over {
-		d.step(at, e)
-	}
+func (d *double) configure(hash string) {
+	d.step(func(now time.Time) { d.gate.Configure(now, hash, []string{resource}) })
 }
 
-// step needs the lock; an action's events come after the other actions.
-func (d *double) step(at time.Time, e gate.Event) {
-	d.queue = append(d.queue, e)
-	for len(d.queue) > 0 {
-		e := d.queue[0]
-		d.queue = d.queue[1:]
-		d.do(d.machine.Step(at, e))
-	}
+func (d *double) step(event func(now time.Time)) {
+	d.monitor.Do(func(now time.Time) { d.answer(now, event) })
 }
 
-func (d *double) later(e gate.Event) { d.queue = append(d.queue, e) }
-
-func (d *double) do(all []gate.Action) {
-	for _, a := range all {
-		switch a := a.(type) {
-		case gate.Publish:
-			d.now = a.Status
-			for _, s := range d.streams {
-				s.send(a.Status)
-			}
-		case gate.EndStream:
-			if s := d.streams[a.Session]; s != nil {
-				s.end <- &End{a.Code, a.Reason}
-				delete(d.streams, a.Session)
-			}
-		case gate.HeartbeatReply:
-			d.calls[a.Call] <- a
-			delete(d.calls, a.Call)
-		case gate.DisableReply:
-			d.calls[a.Call] <- a
-			delete(d.calls, a.Call)
-		case gate.Scan:
-			d.later(gate.Scanned{Seq: a.Seq})
-		case gate.Forward:
-			d.resource(a)
-		case gate.Set:
-			if t := d.timers[a.Timer]; t != nil {
-				t.Stop()
-			}
-			d.timers[a.Timer] = time.AfterFunc(time.Until(a.At), func() { d.stepGate(time.Now(), gate.Expired{Timer: a.Timer}) })
+func (d *double) answer(now time.Time, event func(now time.Time)) {
+	d.answers = append(d.answers, event)
+	for len(d.answers) > 0 {
+		next := d.answers[0]
+		d.answers = d.answers[1:]
+		next(now)
+		if s := d.list; s != nil && !d.stuck {
+			d.gate.Sent(now, resource, s, s.Seq)
 		}
 	}
 }
 
-func (d *double) resource(to gate.Forward) {
-	switch e := to.Event.(type) {
-	case gate.Open:
-		d.opened++
-		d.epoch = e.Epoch
-		d.later(gate.Reported{Resource: to.Resource, Report: d.offered()})
-	case gate.Restrict:
-		d.restriction = e.Seq
-		d.later(gate.Reported{Resource: to.Resource, Report: d.offered()})
-	case gate.Close:
-		d.epoch = e.Epoch
-		d.later(gate.Reported{Resource: to.Resource, Report: gate.Report{Phase: gate.Withdrawing, Epoch: e.Epoch, Devices: 3, Streaming: true, Allocating: 1}})
-		if !d.stuck {
-			d.later(d.withdrawn())
-		}
-	}
+func (d *double) later(answer func(now time.Time)) { d.answers = append(d.answers, answer) }
+
+func (d *double) Scan(seq uint64) {
+	devices := []gate.Device{{ID: "0000:01:00.1", Healthy: true}, {ID: "0000:01:00.2", Healthy: true}, {ID: "0000:01:00.3"}}
+	d.later(func(now time.Time) { d.gate.Scanned(now, seq, map[string][]gate.Device{resource: devices}, nil) })
 }
 
-func (d *double) offered() gate.Report {
-	return gate.Report{Phase: gate.Offered, Epoch: d.epoch, Devices: 3, Offered: 2, Streaming: true, Restriction: d.restriction}
+func (d *double) Serve(name string) {
+	d.later(func(now time.Time) { d.gate.Served(now, name, nil) })
 }
 
-func (d *double) withdrawn() gate.Event {
-	held := []gate.Held{{Resource: "example.com/a", ID: "0000:01:00.1"}, {Resource: "example.com/a", ID: "0000:01:00.2", Namespace: "ns", Pod: "p", Container: "c"}}
-	return gate.Reported{Resource: "example.com/a", Report: gate.Report{Phase: gate.Withdrawn, Epoch: d.epoch, Devices: 3, Streaming: true, Confirmed: true, InUse: held}}
+func (d *double) Register(name string) {
+	d.later(func(now time.Time) { d.list = d.gate.Listen(now, name) })
 }
 
-func (d *double) stick(on bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.stuck = on
-	if !on {
-		d.step(time.Now(), d.withdrawn())
-	}
+func (d *double) Confirm(name string, query uint64, _ []string) {
+	held := []gate.Held{{Resource: resource, ID: "0000:01:00.1"}, {Resource: resource, ID: "0000:01:00.2", Namespace: "ns", Pod: "p", Container: "c"}}
+	d.later(func(now time.Time) { d.gate.Confirmed(now, name, query, gate.Answer{Known: true, InUse: held}) })
 }
 
-func (d *double) stop() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.over = true
-	for _, t := range d.timers {
-		t.Stop()
-	}
-}
+func (d *double) Stop(string) {}
 
-func (s *doubleStream) send(now gate.Status) {
-	select {
-	case <-s.mail:
-	default:
-	}
-	s.mail <- now
-}
+func (d *double) stick(on bool) { d.step(func(time.Time) { d.stuck = on }) }
+
+// opened returns how often the resource was opened.
+func (d *double) opened() int { return d.Status().Resources[resource].Openings }
 
 func (d *double) Enable(ctx context.Context, session string, c gate.Claim, send func(gate.Status) error) error {
-	s := &doubleStream{mail: make(chan gate.Status, 1), end: make(chan *End, 1)}
-	d.mu.Lock()
-	d.streams[session] = s
-	d.mu.Unlock()
-	d.stepGate(time.Now(), gate.Enable{Session: session, Claim: c})
-	defer func() {
-		d.mu.Lock()
-		delete(d.streams, session)
-		d.closed = append(d.closed, session)
-		d.mu.Unlock()
-		d.stepGate(time.Now(), gate.StreamClosed{Session: session})
-	}()
-	for {
-		select {
-		case now := <-s.mail:
-			if err := send(now); err != nil {
-				return err
-			}
-			continue
-		default:
-		}
-		select {
-		case now := <-s.mail:
-			if err := send(now); err != nil {
-				return err
-			}
-		case end := <-s.end:
+	d.streams.Add(1)
+	defer d.streams.Add(-1)
+	defer d.ended.Add(1)
+	var s *gate.Session
+	var err error = &gate.End{Code: codes.Unavailable, Reason: "the double has stopped"}
+	d.step(func(now time.Time) { s, err = d.gate.Enable(now, session, c) })
+	if err != nil {
+		return err
+	}
+	defer d.step(func(now time.Time) { d.gate.Disconnect(now, s) })
+	for last := (*gate.Status)(nil); ; {
+		var end *gate.End
+		err := d.monitor.Await(ctx, func() bool {
+			now := d.gate.Status()
+			changed := now != last
+			last, end = now, s.End
+			return changed || end != nil
+		})
+		switch {
+		case err != nil:
+			return err
+		case end != nil:
 			return end
-		case <-ctx.Done():
-			return ctx.Err()
+		}
+		if err := send(*last); err != nil {
+			return err
 		}
 	}
 }
 
-func (d *double) call(at time.Time, event func(id uint64) gate.Event) (uint64, chan any) {
-	answer := make(chan any, 1)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.ids++
-	d.calls[d.ids] = answer
-	if !d.over {
-		d.step(at, event(d.ids))
+func (d *double) Disable(ctx context.Context, session string) (gate.Withdrawal, error) {
+	d.disables.Add(1)
+	defer d.disables.Add(-1)
+	var call *gate.Disabling
+	d.step(func(now time.Time) { call = d.gate.Disable(now, session) })
+	if err := d.monitor.Await(ctx, func() bool { return call.Done }); err != nil {
+		d.step(func(now time.Time) { d.gate.Cancel(now, call) })
+		return gate.Withdrawal{}, err
 	}
-	return d.ids, answer
+	return call.Withdrawal, call.Err
 }
 
-func (d *double) Disable(ctx context.Context, session string) (gate.DisableReply, error) {
-	id, answer := d.call(time.Now(), func(id uint64) gate.Event { return gate.Disable{Call: id, Session: session} })
-	select {
-	case a := <-answer:
-		return a.(gate.DisableReply), nil
-	case <-ctx.Done():
-		d.stepGate(time.Now(), gate.DisableCanceled{Call: id})
-		return gate.DisableReply{}, ctx.Err()
-	}
+func (d *double) Heartbeat(session string) (lease time.Duration, err error) {
+	d.step(func(now time.Time) { lease, err = d.gate.Heartbeat(now, session) })
+	return lease, err
 }
 
-func (d *double) Heartbeat(ctx context.Context, session string, at time.Time) (time.Duration, error) {
-	_, answer := d.call(at, func(id uint64) gate.Event { return gate.Heartbeat{Call: id, Session: session} })
-	select {
-	case a := <-answer:
-		if b := a.(gate.HeartbeatReply); b.Code != codes.OK {
-			return 0, &End{b.Code, b.Reason}
-		}
-		return a.(gate.HeartbeatReply).Lease, nil
-	case <-ctx.Done():
-		return 0, ctx.Err()
-	}
-}
-
-func (d *double) Status() gate.Status {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.machine.Status()
+func (d *double) Status() (s gate.Status) {
+	_ = d.monitor.Await(context.Background(), func() bool { s = *d.gate.Status(); return true })
+	return s
 }
 
 type served struct {

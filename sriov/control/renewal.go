@@ -56,7 +56,7 @@ type (
 		cause  *failure
 	}
 	disableDone struct {
-		result Withdrawal
+		result gate.Withdrawal
 		cause  *failure
 	}
 	timerExpired struct{}
@@ -76,7 +76,7 @@ type (
 	disable struct{ session string }
 	answer  struct {
 		waiter waiter
-		result Withdrawal
+		result gate.Withdrawal
 		err    error
 	}
 	// Of an accepted stream.

@@ -89,7 +89,7 @@ func (p *machine) describe(all []action) []string {
 }
 
 func plugin(code codes.Code, reason string) failure {
-	return failure{answered: true, code: code, reason: reason, err: &End{code, reason}}
+	return failure{answered: true, code: code, reason: reason, err: &gate.End{Code: code, Reason: reason}}
 }
 
 var (
@@ -295,7 +295,7 @@ func TestRenewalSuspendedProcess(t *testing.T) {
 }
 
 func TestRenewalDisables(t *testing.T) {
-	done := disableDone{result: Withdrawal{Acknowledged: true}}
+	done := disableDone{result: gate.Withdrawal{Acknowledged: true}}
 	idle := func(name string, then func(*machine)) {
 		t.Run(name, func(t *testing.T) {
 			p := newMachine(t)
@@ -500,7 +500,7 @@ func TestRenewalModel(t *testing.T) {
 					t.Skip()
 				}
 				withdrawing = false
-				e := disableDone{result: Withdrawal{Acknowledged: true}}
+				e := disableDone{result: gate.Withdrawal{Acknowledged: true}}
 				if rapid.Bool().Draw(t, "fails") {
 					e = disableDone{cause: new(why.Draw(t, "why"))}
 				}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/sriov/gate"
 )
 
 // errEnabled: a later Enable replaced the Disable.
@@ -64,9 +66,9 @@ func (e disableDone) apply(r *renewal) {
 	case why.answered:
 		r.handleRefusal(*why)
 	case why.notServed && !r.reached && r.opening == nil:
-		r.finish(Withdrawal{Reason: why.reason}, nil)
+		r.finish(gate.Withdrawal{Reason: why.reason}, nil)
 	case why.permanent:
-		r.finish(Withdrawal{Reason: why.reason}, why.err)
+		r.finish(gate.Withdrawal{Reason: why.reason}, why.err)
 	default: // restarts or does not answer
 		r.retryDisable(false)
 	}
@@ -81,7 +83,7 @@ func (r *renewal) handleRefusal(why failure) {
 	case codes.Unimplemented:
 		r.close(&r.current)
 		r.close(&r.opening)
-		r.finish(Withdrawal{Reason: "the plugin does not implement DisableDevices: the stream was closed, and the withdrawal is not acknowledged"}, nil)
+		r.finish(gate.Withdrawal{Reason: "the plugin does not implement DisableDevices: the stream was closed, and the withdrawal is not acknowledged"}, nil)
 	case codes.FailedPrecondition:
 		if r.current != nil && r.current.session != "" && !r.anyHolder {
 			r.anyHolder = true
@@ -89,16 +91,16 @@ func (r *renewal) handleRefusal(why failure) {
 			return
 		}
 		r.close(&r.current)
-		r.finish(Withdrawal{Reason: why.reason}, nil)
+		r.finish(gate.Withdrawal{Reason: why.reason}, nil)
 	case codes.Aborted:
 		if r.opening != nil || r.current != nil { // by this renewer's opening stream
 			r.retryDisable(false)
 			return
 		}
-		r.finish(Withdrawal{Reason: why.reason}, why.err)
+		r.finish(gate.Withdrawal{Reason: why.reason}, why.err)
 	default:
 		if len(r.waiters) > 0 {
-			r.finish(Withdrawal{Reason: why.reason}, why.err)
+			r.finish(gate.Withdrawal{Reason: why.reason}, why.err)
 		}
 		r.retryDisable(true)
 	}
@@ -108,7 +110,7 @@ func (r *renewal) retryDisable(slow bool) {
 	r.disableAt = r.now.Add(r.disableBackoff.next(slow, r.jitter))
 }
 
-func (r *renewal) finish(w Withdrawal, err error) {
+func (r *renewal) finish(w gate.Withdrawal, err error) {
 	if err != nil {
 		err = fmt.Errorf("withdraw the devices: %w", err)
 	}

@@ -150,7 +150,7 @@ func (r *Renewer) Enable(c gate.Claim) { r.loop.Send(enableRequested{c}) }
 // still be offered.
 //
 // If the plugin restarts, it is called again.
-func (r *Renewer) Disable(ctx context.Context) (Withdrawal, error) {
+func (r *Renewer) Disable(ctx context.Context) (gate.Withdrawal, error) {
 	w, err := make(waiter, 1), errors.New("the renewer has stopped")
 	if r.loop.Send(disableRequested{w}) {
 		select {
@@ -163,7 +163,7 @@ func (r *Renewer) Disable(ctx context.Context) (Withdrawal, error) {
 	}
 	reason := cmp.Or(r.Status().Reason, "no answer yet")
 	r.loop.Send(waiterCanceled{w})
-	return Withdrawal{Reason: reason}, fmt.Errorf("the plugin at %s has not acknowledged the withdrawal of its devices (%s): %w", r.config.Socket, reason, err)
+	return gate.Withdrawal{Reason: reason}, fmt.Errorf("the plugin at %s has not acknowledged the withdrawal of its devices (%s): %w", r.config.Socket, reason, err)
 }
 
 // Status returns the status, which must not be modified.

@@ -103,7 +103,7 @@ func (c *Client) closesFunctions(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 	v, err := c.Version(ctx)
-	if end, answered := errors.AsType[*End](err); answered && end.Code == codes.Unimplemented {
+	if end, answered := errors.AsType[*gate.End](err); answered && end.Code == codes.Unimplemented {
 		err = nil // version 0
 	}
 	if err == nil && v.Extensions < extensionClosed {
@@ -113,7 +113,7 @@ func (c *Client) closesFunctions(ctx context.Context) error {
 }
 
 func errNotClosing(socket string, extensions int) error {
-	return &End{Code: codes.Unimplemented, Reason: fmt.Sprintf("the plugin at %s cannot close single functions (version %d of the extensions, want %d)",
+	return &gate.End{Code: codes.Unimplemented, Reason: fmt.Sprintf("the plugin at %s cannot close single functions (version %d of the extensions, want %d)",
 		socket, extensions, extensionClosed)}
 }
 
@@ -123,7 +123,7 @@ func (c *Client) heldByOther(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 	s, err := c.Status(ctx)
-	if end, answered := errors.AsType[*End](err); answered {
+	if end, answered := errors.AsType[*gate.End](err); answered {
 		return end.Code == codes.Unimplemented
 	}
 	return err == nil && (s.Holding == gate.Live || s.Holding == gate.Lost)
@@ -145,7 +145,7 @@ func (r *Renewer) disable(ctx context.Context, session string) disableDone {
 	client, err := Dial(ctx, r.config.Socket)
 	if err == nil {
 		defer func() { _ = client.Close() }()
-		var done Withdrawal
+		var done gate.Withdrawal
 		if done, err = client.Disable(ctx, session); err == nil {
 			return disableDone{result: done}
 		}
@@ -173,7 +173,7 @@ func (f failure) label() string {
 
 func failureOf(err error) failure {
 	f := failure{reason: err.Error(), err: err, notServed: errors.Is(err, ErrNotServed), permanent: errors.Is(err, fs.ErrPermission)}
-	if end, answered := errors.AsType[*End](err); answered {
+	if end, answered := errors.AsType[*gate.End](err); answered {
 		f.answered, f.code, f.reason = true, end.Code, end.Reason
 	}
 	return f

@@ -65,7 +65,7 @@ func untilServing(t *testing.T, d *double, generation int64) {
 	})
 }
 
-var acknowledged = Withdrawal{Acknowledged: true, Confirmed: true, InUse: []gate.Held{
+var acknowledged = gate.Withdrawal{Acknowledged: true, Confirmed: true, InUse: []gate.Held{
 	{Resource: "example.com/a", ID: "0000:01:00.1"},
 	{Resource: "example.com/a", ID: "0000:01:00.2", Namespace: "ns", Pod: "p", Container: "c"},
 }}
@@ -84,8 +84,8 @@ func TestRenewerEnablesAndDisables(t *testing.T) {
 	k.Enable(gate.Claim{UID: "u", Generation: 2, Lease: lease, Hold: time.Minute})
 	untilServing(t, d, 2)
 	testkit.Eventually(t, "the renewer holds it", func() bool { h := k.Status().Held; return h != nil && h.Generation == 2 })
-	if d.opened != 1 {
-		t.Errorf("the resource was opened %d times", d.opened)
+	if d.opened() != 1 {
+		t.Errorf("the resource was opened %d times", d.opened())
 	}
 	ends := d.Status().LeaseEnds
 	testkit.Eventually(t, "the lease is renewed", func() bool { return d.Status().LeaseEnds.After(ends) })
@@ -156,8 +156,8 @@ func TestRenewerEnds(t *testing.T) {
 	next, _ := renewing(t, s.socket)
 	next.Enable(gate.Claim{Generation: 1})
 	untilServing(t, d, 1)
-	if d.opened != 1 {
-		t.Errorf("the devices were withdrawn between: opened %d times", d.opened)
+	if d.opened() != 1 {
+		t.Errorf("the devices were withdrawn between: opened %d times", d.opened())
 	}
 }
 
@@ -193,10 +193,10 @@ func TestRenewerWaitsForTheConfiguration(t *testing.T) {
 	if st.Code != codes.FailedPrecondition || !strings.Contains(st.Reason, `"h2"`) {
 		t.Errorf("status %+v", st)
 	}
-	d.stepGate(time.Now(), gate.Configured{Hash: "h2", Resources: []string{"example.com/a"}})
+	d.configure("h2")
 	untilState(t, k, StateHeld)
 	// Not a takeover.
-	d.stepGate(time.Now(), gate.Configured{Hash: "h3", Resources: []string{"example.com/a"}})
+	d.configure("h3")
 	if st := untilState(t, k, StateRefused); st.Code != codes.Aborted && st.Code != codes.FailedPrecondition {
 		t.Errorf("status %+v", st)
 	}
@@ -239,7 +239,7 @@ func TestRenewerRestartWhileDisabling(t *testing.T) {
 	untilServing(t, d, 1)
 	d.stick(true)
 	done := disabling(t, k)
-	testkit.Eventually(t, "it waits", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return len(d.calls) > 0 })
+	testkit.Eventually(t, "it waits", func() bool { return d.disables.Load() > 0 })
 	s.stop()
 	untilReason := func() bool { return strings.Contains(k.Status().Reason, "no process serves") }
 	testkit.Eventually(t, "the renewer sees that the socket is not served", untilReason)
@@ -298,11 +298,11 @@ func TestRenewerLosesItsLease(t *testing.T) {
 	k, _ := renewing(t, s.socket)
 	k.Enable(gate.Claim{Generation: 1, Lease: 20 * time.Second})
 	untilServing(t, d, 1)
-	d.stepGate(time.Now().Add(time.Minute), gate.Expired{Timer: gate.TimerLease})
+	d.step(func(now time.Time) { d.gate.Tick(now.Add(time.Minute)) })
 	testkit.Eventually(t, "the loss is counted", func() bool {
 		return figure(t, k.losses.WithLabelValues("DeadlineExceeded")) == 1
 	})
-	testkit.Eventually(t, "it was opened again", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return d.opened >= 2 })
+	testkit.Eventually(t, "it was opened again", func() bool { return d.opened() >= 2 })
 }
 
 func TestRenewerConfig(t *testing.T) {
@@ -331,10 +331,6 @@ func TestClient(t *testing.T) {
 	c := testkit.Open(Dial(testkit.Context(t), "unix://"+s.socket))(t)
 	now, err := c.Status(testkit.Context(t))
 	want := d.Status()
-	for name, r := range want.Resources {
-		r.Epoch = 0
-		want.Resources[name] = r
-	}
 	if diff := cmp.Diff(want, now); err != nil || diff != "" {
 		t.Errorf("%v, want -, got +:\n%s", err, diff)
 	}
@@ -342,12 +338,12 @@ func TestClient(t *testing.T) {
 		t.Errorf("%v, %v", v, err)
 	}
 	_, err = c.Disable(testkit.Context(t), "a b")
-	if end, ok := errors.AsType[*End](err); !ok || end.Code != codes.InvalidArgument || !strings.HasPrefix(err.Error(), "DisableDevices at "+s.socket) {
+	if end, ok := errors.AsType[*gate.End](err); !ok || end.Code != codes.InvalidArgument || !strings.HasPrefix(err.Error(), "DisableDevices at "+s.socket) {
 		t.Error(err)
 	}
 	s.stop()
 	_, err = c.Status(testkit.Context(t))
-	if _, said := errors.AsType[*End](err); err == nil || said {
+	if _, said := errors.AsType[*gate.End](err); err == nil || said {
 		t.Errorf("not served: %v", err)
 	}
 	if _, err := Dial(testkit.Context(t), s.socket); !errors.Is(err, ErrNotServed) || !errors.Is(err, fs.ErrNotExist) {

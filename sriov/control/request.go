@@ -35,7 +35,7 @@ const (
 
 var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$`)
 
-// claimOf validates a request; errors are *End with InvalidArgument. Generation
+// claimOf validates a request; errors are *gate.End with InvalidArgument. Generation
 // 0: the client does not know it.
 func claimOf(r *controlv1.EnableDevicesRequest) (gate.Claim, error) {
 	c := gate.Claim{UID: r.GetNodeStateUid(), Generation: r.GetNodeStateGeneration(), Hash: r.GetConfigHash(), Node: r.GetNodeName()}
@@ -115,5 +115,5 @@ func checkSession(session string, required bool) error {
 }
 
 func invalid(format string, args ...any) error {
-	return &End{Code: codes.InvalidArgument, Reason: fmt.Sprintf(format, args...)}
+	return &gate.End{Code: codes.InvalidArgument, Reason: fmt.Sprintf(format, args...)}
 }

@@ -75,7 +75,7 @@ func TestClaimOf(t *testing.T) {
 				}
 				return
 			}
-			if end, ok := errors.AsType[*End](err); !ok || end.Code != codes.InvalidArgument || !strings.HasPrefix(end.Reason, of.says) {
+			if end, ok := errors.AsType[*gate.End](err); !ok || end.Code != codes.InvalidArgument || !strings.HasPrefix(end.Reason, of.says) {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -100,7 +100,7 @@ func FuzzClaimOf(f *testing.F) {
 		}
 		c, err := claimOf(&r)
 		if err != nil {
-			if end, ok := errors.AsType[*End](err); !ok || end.Code != codes.InvalidArgument || len(end.Reason) > 2000 {
+			if end, ok := errors.AsType[*gate.End](err); !ok || end.Code != codes.InvalidArgument || len(end.Reason) > 2000 {
 				t.Errorf("got %v", err)
 			}
 			return
@@ -294,7 +294,7 @@ func TestClientOfTheProposal(t *testing.T) {
 	_, socket := startOld(t, false)
 	c := testkit.Open(Dial(testkit.Context(t), socket))(t)
 	_, err := c.Status(testkit.Context(t))
-	if end, said := errors.AsType[*End](err); !said || end.Code != codes.Unimplemented {
+	if end, said := errors.AsType[*gate.End](err); !said || end.Code != codes.Unimplemented {
 		t.Error(err)
 	}
 	if errors.Is(err, io.EOF) || status.Code(err) == codes.OK {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"log/slog"
 	"time"
 
@@ -19,31 +18,21 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// Plugin is the device plugin of a Server; calls are concurrent. An *End
+// Plugin is the device plugin of a Server; calls are concurrent. A *gate.End
 // reaches the client unchanged, a context error with its code, any other as
 // Internal.
 type Plugin interface {
-	// Enable holds the devices until the plugin ends the stream with an *End,
+	// Enable holds the devices until the plugin ends the stream with a *gate.End,
 	// ctx ends, or send fails. It sends the status when the claim is accepted
 	// and after each change. Session is unique.
 	Enable(ctx context.Context, session string, c gate.Claim, send func(gate.Status) error) error
-	// Disable waits for the result. An empty session means any holder. A Code
-	// other than OK is an answer, not an error.
-	Disable(ctx context.Context, session string) (gate.DisableReply, error)
-	// Heartbeat renews a lease from the time of the call.
-	Heartbeat(ctx context.Context, session string, at time.Time) (lease time.Duration, err error)
+	// Disable waits for the result. An empty session means any holder.
+	Disable(ctx context.Context, session string) (gate.Withdrawal, error)
+	// Heartbeat renews a lease. It does not block.
+	Heartbeat(session string) (lease time.Duration, err error)
 	// Status does not block; the result must not be modified.
 	Status() gate.Status
 }
-
-// End is the end of a stream or the refusal of a call. Code OK ends a stream
-// after DisableDevices.
-type End struct {
-	Code   codes.Code
-	Reason string
-}
-
-func (e *End) Error() string { return fmt.Sprintf("%s (%s)", e.Reason, e.Code) }
 
 // Extensions is the version of cleat's extensions to the contract.
 const Extensions = extensionClosed
@@ -76,7 +65,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) { controlv1.RegisterControlSe
 
 // Code returns an error's gRPC code, for server.GRPCConfig.
 func Code(err error) codes.Code {
-	if end, isEnd := errors.AsType[*End](err); isEnd && end.Code != codes.OK {
+	if end, isEnd := errors.AsType[*gate.End](err); isEnd && end.Code != codes.OK {
 		return end.Code
 	}
 	if c := status.FromContextError(err).Code(); c != codes.Unknown {
@@ -110,7 +99,7 @@ func (s *Server) EnableDevices(r *controlv1.EnableDevicesRequest, out grpc.Serve
 		}
 		return out.Send(messageOf(now, session))
 	})
-	if end, isEnd := errors.AsType[*End](err); isEnd && end.Code == codes.OK {
+	if end, isEnd := errors.AsType[*gate.End](err); isEnd && end.Code == codes.OK {
 		return nil
 	}
 	return endStatus(err)
@@ -122,9 +111,6 @@ func (s *Server) DisableDevices(ctx context.Context, r *controlv1.DisableDevices
 		return nil, endStatus(err)
 	}
 	done, err := s.config.Plugin.Disable(ctx, r.GetSession())
-	if err == nil && done.Code != codes.OK {
-		err = &End{Code: done.Code, Reason: done.Reason}
-	}
 	if err != nil {
 		return nil, endStatus(err)
 	}
@@ -132,12 +118,11 @@ func (s *Server) DisableDevices(ctx context.Context, r *controlv1.DisableDevices
 }
 
 // Heartbeat renews a lease.
-func (s *Server) Heartbeat(ctx context.Context, r *controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) {
-	at := time.Now()
+func (s *Server) Heartbeat(_ context.Context, r *controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) {
 	if err := checkSession(r.GetSession(), true); err != nil {
 		return nil, endStatus(err)
 	}
-	lease, err := s.config.Plugin.Heartbeat(ctx, r.GetSession(), at)
+	lease, err := s.config.Plugin.Heartbeat(r.GetSession())
 	if err != nil {
 		return nil, endStatus(err)
 	}
@@ -156,7 +141,7 @@ func (s *Server) GetVersion(context.Context, *controlv1.GetVersionRequest) (*con
 
 // endStatus does not wrap errors.
 func endStatus(err error) error {
-	if end, isEnd := errors.AsType[*End](err); isEnd && end.Code != codes.OK {
+	if end, isEnd := errors.AsType[*gate.End](err); isEnd && end.Code != codes.OK {
 		return status.Error(end.Code, text(end.Reason))
 	}
 	return err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -85,7 +86,7 @@ func TestEnableThenDisable(t *testing.T) {
 	}}
 	testkit.Diff(t, "result", done, answer, protocmp.Transform())
 	testkit.WantError(t, "the stream", last(stream), io.EOF)
-	testkit.Eventually(t, "the stream is closed", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return len(d.closed) == 1 })
+	testkit.Eventually(t, "the stream is closed", func() bool { return d.ended.Load() == 1 })
 	v, err := c.GetVersion(testkit.Context(t), &controlv1.GetVersionRequest{})
 	if diff := cmp.Diff(&controlv1.GetVersionResponse{Name: "cleat", Version: "1.2", Extensions: Extensions}, v, protocmp.Transform()); err != nil || diff != "" {
 		t.Errorf("GetVersion: %v\n%s", err, diff)
@@ -202,10 +203,9 @@ func TestManySupersedeEachOther(t *testing.T) {
 	}
 	all.Wait()
 	testkit.Eventually(t, "no holder", func() bool { return d.Status().Holding == gate.Waiting })
-	if d.mu.Lock(); len(d.streams) != 0 || len(d.closed) != many {
-		t.Errorf("%d streams are left, %d were closed", len(d.streams), len(d.closed))
+	if d.streams.Load() != 0 || d.ended.Load() != many {
+		t.Errorf("%d streams are left, %d were closed", d.streams.Load(), d.ended.Load())
 	}
-	d.mu.Unlock()
 }
 
 func TestSlowReader(t *testing.T) {
@@ -217,16 +217,20 @@ func TestSlowReader(t *testing.T) {
 	const many = 2000
 	big := strings.Repeat("x", 2000)
 	for i := range many {
-		d.stepGate(time.Now(), gate.Reported{Resource: "example.com/a", Report: gate.Report{Phase: gate.Offered, Epoch: d.epoch, Devices: i, Offered: 2, Streaming: true, Error: big}})
+		d.configure(fmt.Sprintf("%05d", i) + big)
 	}
 	other, err := c.GetStatus(testkit.Context(t), &controlv1.GetStatusRequest{})
-	if err != nil || other.Resources[0].DeviceCount != many-1 {
+	number := func(m *controlv1.DevicePluginStatus) (n int) {
+		n, _ = strconv.Atoi(strings.TrimSuffix(m.ConfigHash, big))
+		return n
+	}
+	if err != nil || number(other) != many-1 {
 		t.Fatalf("got %v, %v", other, err)
 	}
 	read := 0
-	for newest := int32(-1); newest != many-1; read++ {
+	for newest := -1; newest != many-1; read++ {
 		m := testkit.Value(stream.Recv())(t)
-		if n := m.Resources[0].DeviceCount; n < newest {
+		if n := number(m); n < newest {
 			t.Fatalf("%d came after %d", n, newest)
 		} else {
 			newest = n
@@ -304,12 +308,10 @@ type broken struct {
 func (b broken) Enable(context.Context, string, gate.Claim, func(gate.Status) error) error {
 	return b.err
 }
-func (b broken) Disable(context.Context, string) (gate.DisableReply, error) {
-	return gate.DisableReply{}, b.err
+func (b broken) Disable(context.Context, string) (gate.Withdrawal, error) {
+	return gate.Withdrawal{}, b.err
 }
-func (b broken) Heartbeat(context.Context, string, time.Time) (time.Duration, error) {
-	return 0, b.err
-}
+func (b broken) Heartbeat(string) (time.Duration, error) { return 0, b.err }
 
 func TestCodesOfErrors(t *testing.T) {
 	for _, of := range []struct {
@@ -317,11 +319,11 @@ func TestCodesOfErrors(t *testing.T) {
 		code codes.Code
 		says string
 	}{
-		{fmt.Errorf("deep: %w", &End{codes.Unavailable, "the plugin stops"}), codes.Unavailable, "the plugin stops"},
+		{fmt.Errorf("deep: %w", &gate.End{Code: codes.Unavailable, Reason: "the plugin stops"}), codes.Unavailable, "the plugin stops"},
 		{errors.New("odd"), codes.Internal, "odd"},
 		{fmt.Errorf("x: %w", context.DeadlineExceeded), codes.DeadlineExceeded, "x: context deadline exceeded"},
 		{context.Canceled, codes.Canceled, "context canceled"},
-		{&End{codes.OK, "never an error"}, codes.Internal, "never an error (OK)"},
+		{&gate.End{Code: codes.OK, Reason: "never an error"}, codes.Internal, "never an error (OK)"},
 	} {
 		s := serve(t, broken{err: of.err}, socketOf(t))
 		c := caller(t, s.socket)
@@ -329,7 +331,7 @@ func TestCodesOfErrors(t *testing.T) {
 		_, disable := c.DisableDevices(testkit.Context(t), &controlv1.DisableDevicesRequest{})
 		_, heartbeat := c.Heartbeat(testkit.Context(t), &controlv1.HeartbeatRequest{Session: "s"})
 		failures := []error{last(stream), disable, heartbeat}
-		if end, isEnd := errors.AsType[*End](of.err); isEnd && end.Code == codes.OK {
+		if end, isEnd := errors.AsType[*gate.End](of.err); isEnd && end.Code == codes.OK {
 			testkit.WantError(t, "the stream", failures[0], io.EOF)
 			failures = failures[1:]
 		}

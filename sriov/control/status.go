@@ -100,7 +100,7 @@ func closedOf(list []*controlv1.ClosedFunction) gate.Closed {
 	return c
 }
 
-func disableResponseOf(d gate.DisableReply) *controlv1.DisableDevicesResponse {
+func disableResponseOf(d gate.Withdrawal) *controlv1.DisableDevicesResponse {
 	m := &controlv1.DisableDevicesResponse{KubeletConfirmed: d.Confirmed}
 	for _, h := range d.InUse {
 		m.InUse = append(m.InUse, &controlv1.DeviceInUse{

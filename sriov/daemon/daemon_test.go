@@ -56,15 +56,15 @@ func (g *doubleGate) Enable(c gate.Claim) {
 	}
 }
 
-func (g *doubleGate) Disable(context.Context) (control.Withdrawal, error) {
+func (g *doubleGate) Disable(context.Context) (gate.Withdrawal, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.history = append(g.history, "disable")
 	if g.refuse != nil {
-		return control.Withdrawal{}, g.refuse
+		return gate.Withdrawal{}, g.refuse
 	}
 	g.claim = nil
-	return control.Withdrawal{Acknowledged: true, Confirmed: true}, nil
+	return gate.Withdrawal{Acknowledged: true, Confirmed: true}, nil
 }
 
 func (g *doubleGate) Status() control.RenewerStatus {

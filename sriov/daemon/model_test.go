@@ -218,7 +218,7 @@ func (w *model) answer(i int, ok bool) {
 		}
 		w.step(observed{l, a.revision})
 	case withdraw:
-		e := withdrawn{result: control.Withdrawal{Acknowledged: w.ack, Confirmed: w.ack, Reason: "no plugin"}}
+		e := withdrawn{result: gate.Withdrawal{Acknowledged: w.ack, Confirmed: w.ack, Reason: "no plugin"}}
 		if w.gate, w.acked = false, false; !ok {
 			e = withdrawn{err: errors.New("no answer")}
 			w.gate = rapid.Bool().Draw(w.T, "still open")

@@ -94,12 +94,12 @@ const (
 
 type gateState struct {
 	position  position
-	claim     gate.Claim         // last enabled
-	spec      string             // hash of the claim's spec
-	openedAt  time.Time          // of the claim
-	closedAt  time.Time          // when the withdrawal ended
-	result    control.Withdrawal // of the last withdrawal
-	notBefore time.Time          // earliest retry
+	claim     gate.Claim      // last enabled
+	spec      string          // hash of the claim's spec
+	openedAt  time.Time       // of the claim
+	closedAt  time.Time       // when the withdrawal ended
+	result    gate.Withdrawal // of the last withdrawal
+	notBefore time.Time       // earliest retry
 
 	acknowledged bool      // the closed functions of the claim are withdrawn
 	wholeUntil   time.Time // single functions cannot be closed
@@ -140,7 +140,7 @@ type (
 		revision int
 	}
 	withdrawn struct {
-		result control.Withdrawal
+		result gate.Withdrawal
 		err    error
 	}
 	recorded struct{ err error }
@@ -353,7 +353,7 @@ func (r *reconciler) checkRestriction(s control.RenewerStatus) {
 	}
 	switch {
 	case s.State == control.StateHeld && s.Held != nil && s.Held.Equal(g.claim) && s.Plugin.Withdrawn:
-		g.acknowledged, g.closedAt, g.result = true, r.now, control.Withdrawal{Acknowledged: true}
+		g.acknowledged, g.closedAt, g.result = true, r.now, gate.Withdrawal{Acknowledged: true}
 		r.revision++ // pods can have got the functions until now
 		if r.status.Phase == Withdrawing {
 			r.due = r.now

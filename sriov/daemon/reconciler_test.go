@@ -109,13 +109,13 @@ func (s *script) serve() {
 	s.phase(Serving, "")
 }
 
-var acknowledged = control.Withdrawal{Acknowledged: true}
+var acknowledged = gate.Withdrawal{Acknowledged: true}
 
 func offers(id string) func(*observation) {
 	return func(l *observation) { l.pods.offered = map[string][]string{"example.com/net": {id}} }
 }
 
-func (s *script) toChange(w control.Withdrawal) {
+func (s *script) toChange(w gate.Withdrawal) {
 	s.Helper()
 	s.serve()
 	s.desired(2, specOf(3, 0), observe{})
@@ -288,7 +288,7 @@ func TestPodsBlockSteps(t *testing.T) {
 
 func TestPluginWithoutAcknowledgement(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
-	s.toChange(control.Withdrawal{Reason: "no process serves"})
+	s.toChange(gate.Withdrawal{Reason: "no process serves"})
 	for range 40 {
 		s.step(s.seen(offers(vfAddress(pf0, 0))))
 		s.phase(Withdrawing, "still offers")
@@ -304,13 +304,13 @@ func TestPluginWithoutAcknowledgement(t *testing.T) {
 
 	// Other devices do not count, and devices that are not offered need no wait.
 	s = newScript(t, Rules{Mode: Apply})
-	s.toChange(control.Withdrawal{Reason: "no extensions"})
+	s.toChange(gate.Withdrawal{Reason: "no extensions"})
 	s.step(s.seen(offers("gpu0")), record{})
 
 	// Without a kubelet, and with an old one.
 	offersUnknown := func(l *observation) { l.pods = pods{offersUnknown: true} }
 	s = newScript(t, Rules{Mode: Apply, Unacknowledged: 7 * time.Second})
-	s.toChange(control.Withdrawal{Reason: "no extensions"})
+	s.toChange(gate.Withdrawal{Reason: "no extensions"})
 	s.step(s.seen(offersUnknown))
 	s.phase(Withdrawing, "no extensions")
 	s.after(7*time.Second, observe{})

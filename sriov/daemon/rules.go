@@ -33,7 +33,7 @@ func ParseMode(name string) (Mode, error) {
 // implements it.
 type Gate interface {
 	Enable(c gate.Claim)
-	Disable(ctx context.Context) (control.Withdrawal, error)
+	Disable(ctx context.Context) (gate.Withdrawal, error)
 	Status() control.RenewerStatus
 	Changed() <-chan struct{}
 }

@@ -21,128 +21,196 @@ type Config struct {
 	WithdrawTimeout time.Duration
 }
 
+// Driver does the I/O of a Gate. A method starts the work and returns: it neither
+// blocks nor calls the Gate, which gets the result later.
+type Driver interface {
+	// Scan reads the devices of the node; Scanned answers it.
+	Scan(seq uint64)
+	// Serve makes sure that the socket is served, and never stops a server; Served
+	// answers it, also after a failure.
+	Serve(resource string)
+	// Register registers with the kubelet: by a Register call, or by a new socket in
+	// the plugin watcher's directory. Registered answers it.
+	Register(resource string)
+	// Confirm queries the kubelet's PodResources for allocatable devices; nil: all of
+	// the resource. Confirmed answers it.
+	Confirm(resource string, query uint64, devices []string)
+	// Stop ends the server; Released answers it.
+	Stop(resource string)
+}
+
 // Gate is the state machine of the plugin. It is not safe for concurrent use.
 type Gate struct {
-	machine
-	cfg Config
+	now    time.Time
+	timers timers
+	cfg    Config
+	driver Driver
 
 	hash       string
-	configured map[string]bool   // nil before the first Configured
-	resources  map[string]Report // configured resources, and removed ones until they stop
+	configured map[string]bool      // nil before the first Configure
+	resources  map[string]*resource // configured resources, and removed ones until they stop
 
-	holder *holder
+	holder *Session
+	lost   bool // the stream of the holder: the hold time runs
 
-	open          bool   // sent to the resources
-	epoch         uint64 // of the last opening or closing
-	restriction   uint64 // of the last Restrict
-	closed        Closed // of the last Restrict
-	scan          uint64 // of the last Scan
-	scanned       bool   // by the last Scan
+	open          bool   // the resources
+	closed        Closed // functions of the resources
+	scan          uint64 // last
+	scanned       bool   // by the last scan
 	scanErr       error
 	timeoutReason string
 	quitting      bool
-	ended         bool
 
-	endingSessions  []string // ended once the devices are withdrawn
-	pendingDisables []uint64 // calls that wait for the withdrawal
-	published       *Status
-}
-
-type holder struct {
-	Claim
-	session string
-	lost    bool // the hold time runs
+	ending    []*Session   // streams that end once the devices are withdrawn
+	disabling []*Disabling // calls that wait for the withdrawal
+	status    *Status
 }
 
 // New returns a Gate that offers nothing yet.
-func New(cfg Config) *Gate {
+func New(cfg Config, driver Driver) *Gate {
 	if cfg.WithdrawTimeout == 0 {
 		cfg.WithdrawTimeout = 10 * time.Second
 	}
-	return &Gate{machine: machine{timers: map[Timer]time.Time{}}, cfg: cfg, resources: map[string]Report{}}
+	g := &Gate{timers: timers{}, cfg: cfg, driver: driver, resources: map[string]*resource{}}
+	g.publish()
+	return g
 }
 
-// Step handles an event and returns the actions to run, in order.
-func (g *Gate) Step(at time.Time, event Event) []Action {
-	g.begin(at)
+// step handles an event. Time never goes backwards.
+func (g *Gate) step(now time.Time, event func()) {
+	g.now = latest(g.now, now)
+	for _, r := range g.resources {
+		r.now = g.now
+	}
 	g.expireTimers()
-	event.apply(g)
+	event()
+	for _, name := range g.names() {
+		g.resources[name].advance()
+	}
 	g.finish()
 	g.publish()
-	g.exit()
-	return g.out
+}
+
+// on handles an event of a resource, unless it has stopped.
+func (g *Gate) on(now time.Time, name string, event func(*resource)) {
+	g.step(now, func() {
+		if r := g.resources[name]; r != nil && r.phase != Stopped {
+			event(r)
+		}
+	})
+}
+
+// Tick handles the deadlines that have passed. It can be called at any time, and
+// has to be called at Next.
+func (g *Gate) Tick(now time.Time) { g.step(now, func() {}) }
+
+// Next returns the next deadline; zero: none.
+func (g *Gate) Next() time.Time {
+	next := g.timers.next(time.Time{})
+	for _, r := range g.resources {
+		next = r.timers.next(next)
+	}
+	return next
+}
+
+func (g *Gate) expireTimers() {
+	if g.timers.due(TimerLease, g.now) {
+		g.leaseExpired()
+	}
+	if g.timers.due(TimerHold, g.now) {
+		g.close()
+	}
+	if g.timers.due(TimerWithdraw, g.now) {
+		g.withdrawTimedOut()
+	}
+	if g.timers.due(TimerScan, g.now) && g.shouldOffer() {
+		last := g.scanErr
+		g.rescan()
+		g.scanErr = last // until the result: the state stays ERROR
+	}
 }
 
 func (g *Gate) shouldOffer() bool { return !g.quitting && (!g.cfg.Controlled || g.holder != nil) }
 
-func (g *Gate) live() *holder {
-	if g.holder == nil || g.holder.lost {
-		return nil
-	}
-	return g.holder
+// Configure sets the configuration of the resources; it is the first event.
+func (g *Gate) Configure(now time.Time, hash string, resources []string) {
+	g.step(now, func() {
+		changed := g.configured != nil && hash != g.hash
+		g.hash, g.configured = hash, map[string]bool{}
+		for _, name := range resources {
+			g.configured[name] = true
+			if g.resources[name] == nil {
+				g.add(name)
+			}
+		}
+		for name, r := range g.resources {
+			if !g.configured[name] {
+				r.shutdown()
+			}
+		}
+		// A claim for another configuration does not hold under this one.
+		if h := g.holder; h != nil && changed && h.Hash != "" && h.Hash != g.hash {
+			h.end(codes.Aborted, "the plugin's configuration changed; call EnableDevices again with its new hash")
+			g.close()
+		}
+		if g.shouldOffer() {
+			g.rescan()
+		}
+	})
 }
 
-func (e Configured) apply(g *Gate) {
-	changed := g.configured != nil && e.Hash != g.hash
-	g.hash, g.configured = e.Hash, map[string]bool{}
-	for _, name := range e.Resources {
-		g.configured[name] = true
-		if _, known := g.resources[name]; !known {
-			g.add(name)
-		}
+func (g *Gate) add(name string) {
+	r := newResource(name, g.driver)
+	r.now, r.closed = g.now, g.closed
+	if g.open {
+		r.open()
 	}
-	for _, name := range g.names() {
-		if !g.configured[name] {
-			g.do(Forward{Resource: name, Event: Shutdown{Epoch: g.epoch}})
-		}
-	}
-	// A claim for another configuration does not hold under this one.
-	if h := g.holder; h != nil && changed && h.Hash != "" && h.Hash != g.hash {
-		if !h.lost {
-			g.end(h.session, codes.Aborted, "the plugin's configuration changed; call EnableDevices again with its new hash")
-		}
-		g.holder = nil
-		g.close()
-	}
-	if g.shouldOffer() {
-		g.rescan()
-	}
+	g.resources[name] = r
 }
 
 func (g *Gate) rescan() {
 	g.scan++
 	g.scanned, g.scanErr = false, nil
 	delete(g.timers, TimerScan)
-	g.do(Scan{Seq: g.scan})
+	g.driver.Scan(g.scan)
 }
 
-func (e Scanned) apply(g *Gate) {
-	if e.Seq != g.scan || g.scanned {
-		return
-	}
-	if g.scanErr = e.Err; e.Err != nil {
-		if g.shouldOffer() {
-			g.set(TimerScan, g.now.Add(ScanRetryDelay))
+// Scanned has the existing devices of each resource, with unique ids, or the error
+// of a scan. Seq is that of the last Scan when the scan began.
+func (g *Gate) Scanned(now time.Time, seq uint64, devices map[string][]Device, err error) {
+	g.step(now, func() {
+		if err == nil {
+			for name, r := range g.resources {
+				if of, scanned := devices[name]; scanned {
+					r.setDevices(of)
+				}
+			}
 		}
-		return
-	}
-	g.scanned = true
-	if !g.shouldOffer() {
-		return
-	}
-	if h := g.holder; h != nil {
-		g.restrict(h.Closed)
-	}
-	if g.open {
-		return
-	}
-	g.open = true
-	g.epoch++
-	g.timeoutReason = ""
-	delete(g.timers, TimerWithdraw)
-	for _, name := range g.names() {
-		g.do(Forward{Resource: name, Event: Open{Epoch: g.epoch}})
-	}
+		if seq != g.scan || g.scanned {
+			return
+		}
+		if g.scanErr = err; err != nil {
+			if g.shouldOffer() {
+				g.timers[TimerScan] = g.now.Add(ScanRetryDelay)
+			}
+			return
+		}
+		g.scanned = true
+		if !g.shouldOffer() {
+			return
+		}
+		if h := g.holder; h != nil {
+			g.restrict(h.Closed)
+		}
+		if g.open {
+			return
+		}
+		g.open, g.timeoutReason = true, ""
+		delete(g.timers, TimerWithdraw)
+		for _, r := range g.resources {
+			r.open()
+		}
+	})
 }
 
 // restrict withdraws the devices of the functions, and no others.
@@ -150,105 +218,71 @@ func (g *Gate) restrict(closed Closed) {
 	if maps.Equal(closed, g.closed) {
 		return
 	}
-	g.restriction, g.closed = g.restriction+1, closed
-	for _, name := range g.names() {
-		g.do(Forward{Resource: name, Event: Restrict{Seq: g.restriction, Closed: closed}})
+	g.closed = closed
+	for _, r := range g.resources {
+		r.restrict(closed)
 	}
 }
 
-func (g *Gate) add(name string) {
-	g.resources[name] = Report{Phase: Idle, Epoch: g.epoch}
-	if g.restriction > 0 {
-		g.do(Forward{Resource: name, Event: Restrict{Seq: g.restriction, Closed: g.closed}})
-	}
-	if g.open {
-		g.do(Forward{Resource: name, Event: Open{Epoch: g.epoch}})
-	}
-}
-
-// A resource removed from the configuration is deleted once stopped, and
-// recreated if it has returned.
-func (e Reported) apply(g *Gate) {
-	if _, known := g.resources[e.Resource]; !known {
-		return
-	}
-	g.resources[e.Resource] = e.Report
-	if e.Report.Phase != Stopped || g.quitting {
-		return
-	}
-	delete(g.resources, e.Resource)
-	if g.configured[e.Resource] {
-		g.add(e.Resource)
-		g.rescan()
-	}
-}
-
-// expireTimers does not need the timers to be on time.
-func (g *Gate) expireTimers() {
-	if g.due(TimerLease) {
-		g.leaseExpired()
-	}
-	if g.due(TimerHold) {
-		g.holder = nil
-		g.close()
-	}
-}
-
-func (e Expired) apply(g *Gate) {
-	if !g.expired(e.Timer) {
-		return
-	}
-	switch e.Timer {
-	case TimerWithdraw:
-		g.withdrawTimedOut()
-	case TimerScan:
-		if g.shouldOffer() {
-			last := g.scanErr
-			g.rescan()
-			g.scanErr = last // until the result: the state stays ERROR
+// Released reports that a stopped resource's socket and registration are gone. If
+// the resource has returned to the configuration, it is created again.
+func (g *Gate) Released(now time.Time, name string) {
+	g.step(now, func() {
+		if r := g.resources[name]; r == nil || g.quitting {
+			if r != nil {
+				r.released = true
+			}
+			return
 		}
-	}
+		delete(g.resources, name)
+		if g.configured[name] {
+			g.add(name)
+			g.rescan()
+		}
+	})
 }
 
 func (g *Gate) names() []string { return slices.Sorted(maps.Keys(g.resources)) }
 
-func (g *Gate) end(session string, code codes.Code, reason string) {
-	g.do(EndStream{Session: session, Code: code, Reason: reason})
-}
-
 func (g *Gate) publish() {
-	if s := g.Status(); g.published == nil || !reflect.DeepEqual(s, *g.published) {
-		g.published = &s
-		g.do(Publish{Status: s})
+	if s := g.newStatus(); g.status == nil || !reflect.DeepEqual(s, *g.status) {
+		g.status = &s
 	}
 }
 
-// Status returns the plugin's status.
-func (g *Gate) Status() Status {
-	s := Status{Holding: Waiting, Hash: g.hash, Resources: maps.Clone(g.resources)}
+// Status returns the status, which must not be modified: each change has another.
+func (g *Gate) Status() *Status { return g.status }
+
+func (g *Gate) newStatus() Status {
+	s := Status{Holding: Waiting, Hash: g.hash, Resources: map[string]Report{}}
 	if h := g.holder; h != nil {
 		s.Holding, s.LeaseEnds, s.HoldEnds = Live, g.timers[TimerLease], g.timers[TimerHold]
 		s.Generation, s.UID, s.Node = h.Generation, h.UID, h.Node
 		s.Closed, s.Withdrawn = h.Closed, g.restricted(h.Closed)
-		if h.lost {
+		if g.lost {
 			s.Holding = Lost
 		}
 	}
 	if !g.cfg.Controlled {
 		s.Holding = NotControlled
 	}
-	var failures []string
+	opening := false
 	failing := map[string][]string{} // by error
 	for _, name := range g.names() {
-		r := g.resources[name]
+		r := g.resources[name].report()
+		s.Resources[name] = r
 		if r.Phase == Offered {
 			s.Pools++
 			s.Devices += r.Offered
 		}
-		if g.open && g.configured[name] && r.Error != "" {
-			failing[r.Error] = append(failing[r.Error], name)
+		if g.open && g.configured[name] {
+			opening = opening || r.Phase != Offered || r.Devices > 0 && !r.Streaming
+			if r.Error != "" {
+				failing[r.Error] = append(failing[r.Error], name)
+			}
 		}
 	}
+	var failures []string
 	for err, names := range failing {
 		failures = append(failures, strings.Join(names, ", ")+": "+err)
 	}
@@ -266,7 +300,7 @@ func (g *Gate) Status() Status {
 		s.State = Failed
 	case g.quitting || (!g.open && g.unfinished() != ""):
 		s.State = Stopping
-	case g.open && !g.opening():
+	case g.open && !opening:
 		s.State = Serving
 	default:
 		s.State = Initializing
@@ -280,18 +314,9 @@ func (g *Gate) restricted(closed Closed) bool {
 		return false // before the scan, a device might be another function's
 	}
 	for _, r := range g.resources {
-		if r.Restriction != g.restriction && r.Phase != Stopped {
+		if !r.acknowledged && r.phase != Stopped {
 			return false
 		}
 	}
 	return true
-}
-
-func (g *Gate) opening() bool {
-	for name := range g.configured {
-		if r := g.resources[name]; r.Epoch != g.epoch || (r.Devices > 0 && !r.Streaming) {
-			return true
-		}
-	}
-	return false
 }

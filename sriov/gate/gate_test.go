@@ -6,50 +6,81 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 )
 
-func endOf(actions []Action, session string) (EndStream, bool) {
-	for _, a := range actions {
-		if e, is := a.(EndStream); is && e.Session == session {
-			return e, true
-		}
-	}
-	return EndStream{}, false
-}
+var noon = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 
-func directives(actions []Action) string {
+// changes returns what an event does to the resources.
+func (r *rig) changes(event func()) string {
+	type state struct {
+		phase    Phase
+		openings int
+		stopping bool
+	}
+	now := func() map[string]state {
+		all := map[string]state{}
+		for name, r := range r.gate.resources {
+			all[name] = state{r.phase, r.openings, r.stopping}
+		}
+		return all
+	}
+	before := now()
+	event()
 	var out []string
-	for _, a := range actions {
-		if to, is := a.(Forward); is {
-			switch to.Event.(type) {
-			case Open:
-				out = append(out, "open "+to.Resource)
-			case Close:
-				out = append(out, "close "+to.Resource)
-			case Shutdown:
-				out = append(out, "shutdown "+to.Resource)
-			case Halt:
-				out = append(out, "halt "+to.Resource)
-			}
+	after := now()
+	for _, name := range r.gate.names() {
+		switch was, is := before[name], after[name]; {
+		case is.openings > was.openings:
+			out = append(out, "open "+name)
+		case is.stopping && !was.stopping:
+			out = append(out, "shutdown "+name)
+		case is.phase == Stopped && was.phase != Stopped:
+			out = append(out, "halt "+name)
+		case was.phase == Offered && is.phase != Offered:
+			out = append(out, "close "+name)
 		}
 	}
 	return strings.Join(out, ", ")
 }
 
-func held(t *testing.T, claim Claim) *Gate {
+// held returns a gate with a holder and an offered resource.
+func held(t *testing.T, claim Claim) (*rig, *Session) {
 	t.Helper()
-	c := New(Config{Controlled: true})
-	c.Step(noon, Configured{Hash: "h", Resources: []string{"a"}})
-	if e, is := endOf(c.Step(noon, Enable{Session: "first", Claim: claim}), "first"); is {
-		t.Fatalf("the first claim is refused: %+v", e)
+	r := newRig()
+	first, err := r.gate.Enable(noon, "first", claim)
+	if err != nil {
+		t.Fatalf("the first claim is refused: %v", err)
 	}
-	if got := directives(c.Step(noon, Scanned{Seq: c.scan})); got != "open a" {
+	if got := r.changes(r.scanned); got != "open a" {
 		t.Fatalf("after the scan: %q", got)
 	}
-	c.Step(noon, Reported{Resource: "a", Report: Report{Phase: Offered, Epoch: c.epoch}})
-	return c
+	r.at(0, served(nil), registered(nil), listens, sent(1))
+	return r, first
+}
+
+func (r *rig) scanned() {
+	r.gate.Scanned(noon, r.gate.scan, map[string][]Device{"a": {testDevice("a", 0, true), testDevice("a", 1, true)}}, nil)
+}
+
+// withdrawn is what the kubelet does after a withdrawal.
+func (r *rig) withdrawn(now time.Time, a Answer) {
+	r.gate.Sent(now, "a", r.stream, r.stream.Seq)
+	r.gate.Confirmed(now, "a", r.queries, a)
+}
+
+func codeOf(err error) codes.Code {
+	if end, is := err.(*End); is && end != nil {
+		return end.Code
+	}
+	return codes.OK
+}
+
+func ended(s *Session) (code codes.Code, over bool) {
+	if s.End == nil {
+		return codes.OK, false
+	}
+	return s.End.Code, true
 }
 
 func TestOwnership(t *testing.T) {
@@ -75,19 +106,18 @@ func TestOwnership(t *testing.T) {
 		"another hash":                        {claim: Claim{Hash: "i"}, want: codes.FailedPrecondition, reason: `config_hash is "i", but the plugin's configuration has the hash "h"`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := held(t, c.holder)
+			r, first := held(t, c.holder)
 			if c.lost {
-				m.Step(noon, StreamClosed{Session: "first"})
+				r.gate.Disconnect(noon, first)
 			}
-			out := m.Step(noon.Add(c.later), Enable{Session: "second", Claim: c.claim})
-			e, refused := endOf(out, "second")
-			if e.Code != c.want || !strings.Contains(e.Reason, c.reason) || refused != (c.want != codes.OK) {
-				t.Errorf("the second stream: %v %+v, want %v with %q", refused, e, c.want, c.reason)
+			_, err := r.gate.Enable(noon.Add(c.later), "second", c.claim)
+			if code := codeOf(err); code != c.want || err != nil && !strings.Contains(err.Error(), c.reason) {
+				t.Errorf("the second stream: %v, want %v with %q", err, c.want, c.reason)
 			}
-			first, over := endOf(out, "first")
-			if refused {
+			code, over := ended(first)
+			if err != nil {
 				if over {
-					t.Errorf("the first stream ends though the second is refused: %+v", first)
+					t.Errorf("the first stream ends though the second is refused: %v", code)
 				}
 				return
 			}
@@ -95,10 +125,10 @@ func TestOwnership(t *testing.T) {
 			if c.later >= time.Second {
 				wantFirst = codes.DeadlineExceeded
 			}
-			if over == c.lost || over && first.Code != wantFirst {
-				t.Errorf("the first stream: %v %+v", over, first)
+			if over == c.lost || over && code != wantFirst {
+				t.Errorf("the first stream: %v %v", over, code)
 			}
-			if s := m.Status(); s.Holding != Live || s.Generation != c.claim.Generation || s.UID != c.claim.UID {
+			if s := r.gate.Status(); s.Holding != Live || s.Generation != c.claim.Generation || s.UID != c.claim.UID {
 				t.Errorf("status %+v", s)
 			}
 		})
@@ -106,136 +136,121 @@ func TestOwnership(t *testing.T) {
 }
 
 func TestTakeoverDoesNotWithdraw(t *testing.T) {
-	m := held(t, Claim{Generation: 5})
-	if got := directives(m.Step(noon, Enable{Session: "second", Claim: Claim{Generation: 6}})); got != "" {
+	r, first := held(t, Claim{Generation: 5})
+	var second *Session
+	if got := r.changes(func() { second, _ = r.gate.Enable(noon, "second", Claim{Generation: 6}) }); got != "" {
 		t.Errorf("a take-over says %q to the resources", got)
 	}
-	if got := directives(m.Step(noon, StreamClosed{Session: "first"})); got != "" {
+	if got := r.changes(func() { r.gate.Disconnect(noon, first) }); got != "" {
 		t.Errorf("the end of a superseded stream says %q", got)
 	}
-	if got := directives(m.Step(noon, StreamClosed{Session: "second"})); got != "close a" {
+	if got := r.changes(func() { r.gate.Disconnect(noon, second) }); got != "close a" {
 		t.Errorf("the loss of the holder says %q", got)
-	}
-}
-
-func TestTakeoverPublishesStatus(t *testing.T) {
-	m := held(t, Claim{Generation: 5})
-	before := m.Status()
-	var published []Status
-	for _, a := range m.Step(noon, Enable{Session: "second", Claim: Claim{Generation: 5}}) {
-		if p, is := a.(Publish); is {
-			published = append(published, p.Status)
-		}
-	}
-	if diff := cmp.Diff([]Status{before}, published); diff != "" {
-		t.Errorf("published (-want +got):\n%s", diff)
-	}
-	for _, a := range m.Step(noon, StreamClosed{Session: "first"}) {
-		if p, is := a.(Publish); is {
-			t.Errorf("published again without a change: %+v", p)
-		}
 	}
 }
 
 func TestLoss(t *testing.T) {
 	t.Run("hold", func(t *testing.T) {
-		m := held(t, Claim{Hold: time.Second})
-		if got := directives(m.Step(noon, StreamClosed{Session: "first"})); got != "" {
+		r, first := held(t, Claim{Hold: time.Second})
+		if got := r.changes(func() { r.gate.Disconnect(noon, first) }); got != "" {
 			t.Errorf("the loss says %q", got)
 		}
-		if s := m.Status(); s.Holding != Lost || !s.HoldEnds.Equal(noon.Add(time.Second)) {
+		if s := r.gate.Status(); s.Holding != Lost || !s.HoldEnds.Equal(noon.Add(time.Second)) || !r.gate.Next().Equal(s.HoldEnds) {
 			t.Errorf("status %+v", s)
 		}
-		if got := directives(m.Step(noon.Add(time.Second), Expired{Timer: TimerHold})); got != "close a" {
+		if got := r.changes(func() { r.gate.Tick(noon.Add(time.Second)) }); got != "close a" {
 			t.Errorf("the end of the hold says %q", got)
 		}
 	})
 	t.Run("a return within the hold", func(t *testing.T) {
-		m := held(t, Claim{Hold: time.Second})
-		m.Step(noon, StreamClosed{Session: "first"})
-		m.Step(noon, Enable{Session: "second"})
-		if got := directives(m.Step(noon.Add(time.Second), Expired{Timer: TimerHold})); got != "" || m.Status().Holding != Live {
-			t.Errorf("the old hold says %q, %+v", got, m.Status())
+		r, first := held(t, Claim{Hold: time.Second})
+		r.gate.Disconnect(noon, first)
+		_, err := r.gate.Enable(noon, "second", Claim{})
+		if got := r.changes(func() { r.gate.Tick(noon.Add(time.Second)) }); err != nil || got != "" || r.gate.Status().Holding != Live {
+			t.Errorf("the old hold says %q, %+v, %v", got, r.gate.Status(), err)
 		}
 	})
 	t.Run("lease", func(t *testing.T) {
-		m := held(t, Claim{Lease: time.Second})
-		beat := m.Step(noon.Add(900*time.Millisecond), Heartbeat{Call: 1, Session: "first"})
-		if got := directives(m.Step(noon.Add(time.Second), Expired{Timer: TimerLease})); got != "" {
-			t.Errorf("a lease that was renewed ends: %q, %+v", got, beat)
+		r, first := held(t, Claim{Lease: time.Second})
+		_, err := r.gate.Heartbeat(noon.Add(900*time.Millisecond), "first")
+		if got := r.changes(func() { r.gate.Tick(noon.Add(time.Second)) }); got != "" {
+			t.Errorf("a lease that was renewed ends: %q, %v", got, err)
 		}
-		out := m.Step(noon.Add(1900*time.Millisecond), Expired{Timer: TimerLease})
-		if e, over := endOf(out, "first"); directives(out) != "close a" || !over || e.Code != codes.DeadlineExceeded {
-			t.Errorf("the end of the lease: %q, %+v", directives(out), e)
+		got := r.changes(func() { r.gate.Tick(noon.Add(1900 * time.Millisecond)) })
+		if code, over := ended(first); got != "close a" || !over || code != codes.DeadlineExceeded {
+			t.Errorf("the end of the lease: %q, %v", got, code)
 		}
 	})
 	t.Run("hold of a lease", func(t *testing.T) {
-		m := held(t, Claim{Lease: time.Second, Hold: time.Second})
-		if got := directives(m.Step(noon.Add(time.Second), Expired{Timer: TimerLease})); got != "" {
+		r, _ := held(t, Claim{Lease: time.Second, Hold: time.Second})
+		if got := r.changes(func() { r.gate.Tick(noon.Add(time.Second)) }); got != "" {
 			t.Errorf("the end of the lease says %q", got)
 		}
-		if got := directives(m.Step(noon.Add(2*time.Second), Expired{Timer: TimerHold})); got != "close a" {
+		if got := r.changes(func() { r.gate.Tick(noon.Add(2 * time.Second)) }); got != "close a" {
 			t.Errorf("the end of the hold says %q", got)
 		}
 	})
 	t.Run("another configuration", func(t *testing.T) {
-		m := held(t, Claim{Hash: "h", Hold: time.Hour})
-		out := m.Step(noon, Configured{Hash: "i", Resources: []string{"a"}})
-		if e, _ := endOf(out, "first"); directives(out) != "close a" || e.Code != codes.Aborted {
-			t.Errorf("it says %q, %+v", directives(out), e)
+		r, first := held(t, Claim{Hash: "h", Hold: time.Hour})
+		got := r.changes(func() { r.gate.Configure(noon, "i", []string{"a"}) })
+		if code, _ := ended(first); got != "close a" || code != codes.Aborted {
+			t.Errorf("it says %q, %v", got, code)
 		}
 	})
 }
 
 func TestWithdrawalAfterLossTimesOut(t *testing.T) {
-	m := held(t, Claim{})
-	m.Step(noon, StreamClosed{Session: "first"})
-	early := m.Step(noon.Add(time.Second), Expired{Timer: TimerWithdraw})
-	if len(early) != 1 || early[0] != (Set{Timer: TimerWithdraw, At: noon.Add(m.cfg.WithdrawTimeout)}) {
-		t.Errorf("a timer that is early: %+v", early)
+	r, first := held(t, Claim{})
+	m := r.gate
+	m.Disconnect(noon, first)
+	m.Tick(noon.Add(time.Second))
+	if s := m.Status(); s.State != Stopping || m.timers[TimerWithdraw] != noon.Add(m.cfg.WithdrawTimeout) {
+		t.Errorf("before the deadline: %+v, %v", s, m.timers)
 	}
-	m.Step(noon.Add(m.cfg.WithdrawTimeout), Expired{Timer: TimerWithdraw})
+	m.Tick(noon.Add(m.cfg.WithdrawTimeout))
 	if s := m.Status(); s.State != Failed || !strings.Contains(s.Error, "not withdrawn within 10s: a: ") {
 		t.Errorf("status %+v", s)
 	}
-	m.Step(noon.Add(time.Minute), Reported{Resource: "a", Report: Report{Phase: Withdrawn, Epoch: m.epoch}})
+	r.withdrawn(noon.Add(time.Minute), Answer{})
 	if s := m.Status(); s.State != Initializing || s.Error != "" {
 		t.Errorf("status %+v", s)
 	}
 }
 
 func TestState(t *testing.T) {
-	m := held(t, Claim{})
+	r := newRig()
+	first, _ := r.gate.Enable(noon, "first", Claim{})
 	state := func(want State) {
 		t.Helper()
-		if s := m.Status(); s.State != want {
+		if s := r.gate.Status(); s.State != want {
 			t.Errorf("state %s, want %s: %+v", s.State, want, s)
 		}
 	}
-	report := func(r Report) {
-		r.Epoch = m.epoch
-		m.Step(noon, Reported{Resource: "a", Report: r})
-	}
-	state(Serving)
-	report(Report{Phase: Offered, Devices: 2})
+	state(Initializing)
+	r.gate.Scanned(noon, r.gate.scan, nil, nil)
+	state(Serving) // no device
+	r.scanned()
 	state(Initializing) // the kubelet has no stream
-	report(Report{Phase: Offered, Devices: 2, Error: "e"})
+	r.at(0, served(errors.New("e")))
 	state(Failed)
-	report(Report{Phase: Offered, Devices: 2, Offered: 1, Streaming: true})
+	r.at(2000, tick, served(nil), listens)
+	state(Initializing) // nor a list
+	r.at(2000, sent(1))
 	state(Serving)
-	if s := m.Status(); s.Pools != 1 || s.Devices != 1 {
+	if s := r.gate.Status(); s.Pools != 1 || s.Devices != 2 {
 		t.Errorf("status %+v", s)
 	}
-	m.Step(noon, StreamClosed{Session: "first"})
+	r.gate.Disconnect(noon, first)
 	state(Stopping)
-	report(Report{Phase: Withdrawn, Devices: 2, Streaming: true})
+	r.withdrawn(noon, Answer{})
 	state(Initializing)
-	m.Step(noon, Enable{Session: "second"})
+	_, err := r.gate.Enable(noon, "second", Claim{})
 	state(Initializing)
-	m.Step(noon, Scanned{Seq: m.scan})
-	state(Initializing) // the resource has not reported the new epoch
-	report(Report{Phase: Offered, Devices: 2, Offered: 2, Streaming: true})
+	r.scanned()
 	state(Serving)
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 func TestHeartbeat(t *testing.T) {
@@ -252,194 +267,177 @@ func TestHeartbeat(t *testing.T) {
 		"without lease":   {0, "first", time.Hour, codes.OK},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := held(t, Claim{Lease: c.lease})
-			for _, a := range m.Step(noon.Add(c.after), Heartbeat{Call: 7, Session: c.session}) {
-				if b, is := a.(HeartbeatReply); is {
-					if b.Call != 7 || b.Code != c.want || (b.Code == codes.OK) != (b.Lease == c.lease && b.Reason == "") {
-						t.Errorf("%+v, want %v", b, c.want)
-					}
-					return
-				}
+			r, _ := held(t, Claim{Lease: c.lease})
+			lease, err := r.gate.Heartbeat(noon.Add(c.after), c.session)
+			if codeOf(err) != c.want || err == nil && lease != c.lease {
+				t.Errorf("%s, %v, want %v", lease, err, c.want)
 			}
-			t.Error("no answer")
 		})
 	}
 }
 
-func answers(actions []Action) []DisableReply {
-	var out []DisableReply
-	for _, a := range actions {
-		if d, is := a.(DisableReply); is {
-			out = append(out, d)
-		}
-	}
-	return out
-}
-
 func TestDisable(t *testing.T) {
-	withdrawn := func(m *Gate) Reported {
-		return Reported{Resource: "a", Report: Report{Phase: Withdrawn, Epoch: m.epoch, Confirmed: true, InUse: []Held{{ID: "x", Pod: "p"}}}}
-	}
+	answer := Answer{Known: true, InUse: []Held{{ID: "x", Pod: "p"}}}
 	t.Run("acknowledged", func(t *testing.T) {
-		m := held(t, Claim{Hold: time.Hour})
-		old := withdrawn(m)
-		out := m.Step(noon, Disable{Call: 1, Session: "first"})
-		if _, over := endOf(out, "first"); over || len(answers(out)) > 0 || directives(out) != "close a" || m.Status().State != Stopping {
-			t.Fatalf("%+v", out)
+		r, first := held(t, Claim{Hold: time.Hour})
+		var d *Disabling
+		got := r.changes(func() { d = r.gate.Disable(noon, "first") })
+		if _, over := ended(first); over || d.Done || got != "close a" || r.gate.Status().State != Stopping {
+			t.Fatalf("%q, %+v", got, d)
 		}
-		if out := m.Step(noon, old); len(answers(out)) > 0 {
-			t.Fatalf("a report of an older epoch counts: %+v", out)
+		r.withdrawn(noon, answer)
+		code, over := ended(first)
+		if !d.Done || d.Err != nil || !d.Acknowledged || !d.Confirmed || d.InUse[0].Pod != "p" || !over || code != codes.OK {
+			t.Fatalf("%+v", d)
 		}
-		out = m.Step(noon, withdrawn(m))
-		e, over := endOf(out, "first")
-		if d := answers(out); len(d) != 1 || d[0].Code != codes.OK || !d[0].Confirmed || d[0].InUse[0].Pod != "p" || !over || e.Code != codes.OK {
-			t.Fatalf("%+v", out)
-		}
-		if d := answers(m.Step(noon, Disable{Call: 2})); len(d) != 1 || d[0].Code != codes.OK {
+		if d := r.gate.Disable(noon, ""); !d.Done || d.Err != nil {
 			t.Fatalf("a repeat: %+v", d)
 		}
 	})
 	t.Run("bound", func(t *testing.T) {
-		m := held(t, Claim{})
-		m.Step(noon, Disable{Call: 1})
-		m.Step(noon, Reported{Resource: "a", Report: Report{Phase: Withdrawing, Epoch: m.epoch, Error: "a call runs"}})
-		out := m.Step(noon.Add(m.cfg.WithdrawTimeout), Expired{Timer: TimerWithdraw})
-		e, _ := endOf(out, "first")
-		if d := answers(out); len(d) != 1 || d[0].Code != codes.DeadlineExceeded || !strings.Contains(d[0].Reason, "a: a call runs") || e.Code != codes.DeadlineExceeded {
-			t.Fatalf("%+v", out)
+		r, first := held(t, Claim{})
+		r.at(0, allocates(1, "a0"))
+		d := r.gate.Disable(noon, "")
+		r.gate.Tick(noon.Add(r.gate.cfg.WithdrawTimeout))
+		code, _ := ended(first)
+		if !d.Done || codeOf(d.Err) != codes.DeadlineExceeded || !strings.Contains(d.Err.Error(), "a: 1 Allocate calls are still in flight") || code != codes.DeadlineExceeded {
+			t.Fatalf("%+v", d)
 		}
-		if s := m.Status(); s.State != Failed || !strings.Contains(s.Error, "a call runs") {
+		if s := r.gate.Status(); s.State != Failed || !strings.Contains(s.Error, "1 Allocate calls") {
 			t.Fatalf("status %+v", s)
 		}
-		m.Step(noon.Add(time.Minute), Disable{Call: 2})
-		if d := answers(m.Step(noon.Add(time.Minute), withdrawn(m))); len(d) != 1 || d[0].Code != codes.OK || m.Status().State != Initializing {
-			t.Fatalf("a repeat: %+v, %+v", d, m.Status())
+		again := r.gate.Disable(noon.Add(time.Minute), "")
+		r.at(60000, ends(1))
+		r.withdrawn(noon.Add(time.Minute), answer)
+		if !again.Done || again.Err != nil || r.gate.Status().State != Initializing {
+			t.Fatalf("a repeat: %+v, %+v", again, r.gate.Status())
 		}
 	})
 	t.Run("a second bound", func(t *testing.T) {
-		m := held(t, Claim{})
-		m.Step(noon, Disable{Call: 1})
-		m.Step(noon.Add(m.cfg.WithdrawTimeout), Expired{Timer: TimerWithdraw})
-		m.Step(noon.Add(time.Minute), Disable{Call: 2})
-		if d := answers(m.Step(noon.Add(time.Minute+m.cfg.WithdrawTimeout), Expired{Timer: TimerWithdraw})); len(d) != 1 || d[0].Call != 2 || d[0].Code != codes.DeadlineExceeded {
+		r, _ := held(t, Claim{})
+		r.gate.Disable(noon, "")
+		r.gate.Tick(noon.Add(r.gate.cfg.WithdrawTimeout))
+		d := r.gate.Disable(noon.Add(time.Minute), "")
+		r.gate.Tick(noon.Add(time.Minute + r.gate.cfg.WithdrawTimeout))
+		if !d.Done || codeOf(d.Err) != codes.DeadlineExceeded {
 			t.Fatalf("%+v", d)
 		}
 	})
 	t.Run("not confirmed", func(t *testing.T) {
-		m := held(t, Claim{})
-		m.Step(noon, Disable{Call: 1})
-		if d := answers(m.Step(noon, Reported{Resource: "a", Report: Report{Phase: Withdrawn, Epoch: m.epoch}})); len(d) != 1 || d[0].Code != codes.OK || d[0].Confirmed {
+		r, _ := held(t, Claim{})
+		d := r.gate.Disable(noon, "")
+		if r.withdrawn(noon, Answer{}); !d.Done || d.Err != nil || d.Confirmed {
 			t.Fatalf("%+v", d)
 		}
 	})
 	t.Run("enabled meanwhile", func(t *testing.T) {
-		m := held(t, Claim{})
-		m.Step(noon, Disable{Call: 1})
-		out := m.Step(noon, Enable{Session: "second"})
-		e, _ := endOf(out, "first")
-		if d := answers(out); len(d) != 1 || d[0].Code != codes.Aborted || e.Code != codes.Aborted {
-			t.Fatalf("%+v", out)
+		r, first := held(t, Claim{})
+		d := r.gate.Disable(noon, "")
+		_, err := r.gate.Enable(noon, "second", Claim{})
+		if code, _ := ended(first); err != nil || codeOf(d.Err) != codes.Aborted || code != codes.Aborted {
+			t.Fatalf("%+v, %v", d, err)
 		}
 	})
 	t.Run("of another session", func(t *testing.T) {
-		m := held(t, Claim{})
-		if d := answers(m.Step(noon, Disable{Call: 1, Session: "other"})); len(d) != 1 || d[0].Code != codes.FailedPrecondition || m.Status().Holding != Live {
+		r, _ := held(t, Claim{})
+		if d := r.gate.Disable(noon, "other"); codeOf(d.Err) != codes.FailedPrecondition || r.gate.Status().Holding != Live {
 			t.Fatalf("%+v", d)
 		}
 	})
 	t.Run("before anything", func(t *testing.T) {
-		m := New(Config{Controlled: true})
-		m.Step(noon, Configured{Resources: []string{"a"}})
-		if d := answers(m.Step(noon, Disable{Call: 1})); len(d) != 1 || d[0].Code != codes.OK || !d[0].Confirmed {
+		if d := newRig().gate.Disable(noon, ""); !d.Done || d.Err != nil || !d.Confirmed {
 			t.Fatalf("%+v", d)
 		}
 	})
 }
 
 func TestNotControlled(t *testing.T) {
-	m := New(Config{})
-	m.Step(noon, Configured{Hash: "h", Resources: []string{"a"}})
-	if got := directives(m.Step(noon, Scanned{Seq: 1})); got != "open a" {
+	r := &rig{gate: New(Config{}, &recorder{})}
+	r.gate.Configure(noon, "h", []string{"a"})
+	if got := r.changes(r.scanned); got != "open a" {
 		t.Fatalf("at the start: %q", got)
 	}
-	out := m.Step(noon, Enable{Session: "s"})
-	if e, _ := endOf(out, "s"); e.Code != codes.FailedPrecondition || !strings.Contains(e.Reason, "--controlled-mode") {
-		t.Errorf("Enable: %+v", out)
+	if _, err := r.gate.Enable(noon, "s", Claim{}); codeOf(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "--controlled-mode") {
+		t.Errorf("Enable: %v", err)
 	}
-	out = m.Step(noon, Disable{Call: 1})
-	if d := answers(out); len(d) != 1 || d[0].Code != codes.FailedPrecondition || directives(out) != "" {
-		t.Errorf("Disable: %+v", out)
+	var d *Disabling
+	if got := r.changes(func() { d = r.gate.Disable(noon, "") }); codeOf(d.Err) != codes.FailedPrecondition || got != "" {
+		t.Errorf("Disable: %q, %+v", got, d)
 	}
-	if got := directives(m.Step(noon, Configured{Hash: "i", Resources: []string{"a", "b"}})); got != "open b" {
+	if got := r.changes(func() { r.gate.Configure(noon, "i", []string{"a", "b"}) }); got != "open b" {
 		t.Errorf("a new resource: %q", got)
 	}
 }
 
 func TestScanFails(t *testing.T) {
-	m := New(Config{Controlled: true})
-	m.Step(noon, Configured{Resources: []string{"a"}})
-	m.Step(noon, Enable{Session: "s"})
-	out := m.Step(noon, Scanned{Seq: m.scan, Err: errors.New("sysfs is away")})
-	if s := m.Status(); directives(out) != "" || s.State != Failed || s.Error != "sysfs is away" {
-		t.Fatalf("%q, %+v", directives(out), s)
+	r := newRig()
+	m := r.gate
+	_, err := m.Enable(noon, "s", Claim{})
+	got := r.changes(func() { m.Scanned(noon, m.scan, nil, errors.New("sysfs is away")) })
+	if s := m.Status(); err != nil || got != "" || s.State != Failed || s.Error != "sysfs is away" {
+		t.Fatalf("%q, %+v, %v", got, s, err)
 	}
 	before := m.scan
-	m.Step(noon.Add(ScanRetryDelay), Expired{Timer: TimerScan})
+	m.Tick(noon.Add(ScanRetryDelay))
 	if s := m.Status(); s.State != Failed || s.Error != "sysfs is away" {
 		t.Errorf("during the second scan: %+v", s)
 	}
-	if got := directives(m.Step(noon.Add(ScanRetryDelay), Scanned{Seq: before})); got != "" {
+	if got := r.changes(func() { m.Scanned(noon, before, nil, nil) }); got != "" {
 		t.Fatalf("an old scan opens: %q", got)
 	}
-	if got := directives(m.Step(noon.Add(ScanRetryDelay), Scanned{Seq: m.scan})); m.scan == before || got != "open a" || m.Status().Error != "" {
+	if got := r.changes(func() { m.Scanned(noon, m.scan, nil, nil) }); m.scan == before || got != "open a" || m.Status().Error != "" {
 		t.Fatalf("the second scan: %q, %+v", got, m.Status())
 	}
 }
 
 func TestResourcesAddedAndRemoved(t *testing.T) {
-	m := held(t, Claim{})
-	if got := directives(m.Step(noon, Configured{Hash: "h", Resources: []string{"b"}})); got != "open b, shutdown a" {
+	r, _ := held(t, Claim{})
+	m := r.gate
+	if got := r.changes(func() { m.Configure(noon, "h", []string{"b"}) }); got != "shutdown a, open b" {
 		t.Fatalf("a goes, b comes: %q", got)
 	}
-	m.Step(noon, Configured{Hash: "h", Resources: []string{"a", "b"}})
-	if got := directives(m.Step(noon, Reported{Resource: "a", Report: Report{Phase: Stopped}})); got != "open a" {
-		t.Fatalf("a is back: %q", got)
+	m.Configure(noon, "h", []string{"a", "b"})
+	m.on(noon, "a", (*resource).stop)
+	m.Released(noon, "a")
+	if a := m.resources["a"]; a == r.resource || a.phase != Offered {
+		t.Fatalf("a is back: %+v", a)
 	}
-	m.Step(noon, Configured{Hash: "h", Resources: []string{"a"}})
-	m.Step(noon, Reported{Resource: "b", Report: Report{Phase: Stopped}})
+	m.Configure(noon, "h", []string{"a"})
+	m.on(noon, "b", (*resource).stop)
+	m.Released(noon, "b")
 	if _, known := m.Status().Resources["b"]; known {
 		t.Error("b has stopped and is still known")
 	}
 }
 
 func TestRemovedResourceDoesNotFailThePlugin(t *testing.T) {
-	c := held(t, Claim{Generation: 1})
-	c.Step(noon, Configured{Hash: "h", Resources: []string{"b"}})
-	c.Step(noon, Scanned{Seq: c.scan})
-	c.Step(noon, Reported{Resource: "b", Report: Report{Phase: Offered, Epoch: c.epoch}})
-	c.Step(noon, Reported{Resource: "a", Report: Report{Phase: Withdrawing, Epoch: c.epoch, Error: "the kubelet still has 2 allocatable devices"}})
-	if s := c.Status(); s.State != Serving || s.Error != "" {
+	r, _ := held(t, Claim{Generation: 1})
+	m := r.gate
+	m.Configure(noon, "h", []string{"b"})
+	m.Scanned(noon, m.scan, nil, nil)
+	r.withdrawn(noon, Answer{Known: true, Offered: 2})
+	if s := m.Status(); s.State != Serving || s.Error != "" || s.Resources["a"].Error != "the kubelet still has 2 allocatable devices" {
 		t.Errorf("the state is %s (%s), want %s", s.State, s.Error, Serving)
 	}
 }
 
 func TestQuit(t *testing.T) {
-	m := held(t, Claim{})
-	out := m.Step(noon, Quit{})
-	if e, _ := endOf(out, "first"); e.Code != codes.Unavailable || directives(out) != "shutdown a" {
-		t.Fatalf("%+v", out)
+	r, first := held(t, Claim{})
+	m := r.gate
+	got := r.changes(func() { m.Quit(noon) })
+	if code, _ := ended(first); code != codes.Unavailable || got != "shutdown a" {
+		t.Fatalf("%q, %v", got, code)
 	}
-	if e, _ := endOf(m.Step(noon, Enable{Session: "s"}), "s"); e.Code != codes.Unavailable {
-		t.Errorf("Enable: %+v", e)
+	if _, err := m.Enable(noon, "s", Claim{}); codeOf(err) != codes.Unavailable {
+		t.Errorf("Enable: %v", err)
 	}
-	if d := answers(m.Step(noon, Disable{Call: 1})); d[0].Code != codes.Unavailable {
+	if d := m.Disable(noon, ""); codeOf(d.Err) != codes.Unavailable {
 		t.Errorf("Disable: %+v", d)
 	}
-	if got := directives(m.Step(noon.Add(m.cfg.WithdrawTimeout), Expired{Timer: TimerWithdraw})); got != "halt a" {
+	if got := r.changes(func() { m.Tick(noon.Add(m.cfg.WithdrawTimeout)) }); got != "halt a" || m.Exited() {
 		t.Errorf("the bound says %q", got)
 	}
-	out = m.Step(noon, Reported{Resource: "a", Report: Report{Phase: Stopped}})
-	if _, is := out[len(out)-1].(Exit); !is {
-		t.Errorf("at last: %+v", out)
+	if m.Released(noon, "a"); !m.Exited() {
+		t.Error("the plugin does not end")
 	}
 }

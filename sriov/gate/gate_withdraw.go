@@ -5,23 +5,34 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 )
 
-// close begins a withdrawal; finish ends it and answers the callers.
+// Disabling is a DisableDevices call. Once it is Done, the others are final; Err is
+// an *End.
+type Disabling struct {
+	Done bool
+	Withdrawal
+	Err error
+}
+
+func (d *Disabling) refuse(code codes.Code, reason string) { d.Done, d.Err = true, &End{code, reason} }
+
+// close drops the holder and begins a withdrawal; finish ends it and answers the
+// callers.
 func (g *Gate) close() {
+	g.holder, g.lost, g.scanErr = nil, false, nil
 	delete(g.timers, TimerHold)
 	delete(g.timers, TimerLease)
 	delete(g.timers, TimerScan)
-	g.scanErr = nil
 	if !g.open {
 		return
 	}
 	g.open = false
-	g.epoch++
-	for _, name := range g.names() {
-		g.do(Forward{Resource: name, Event: Close{Epoch: g.epoch}})
+	for _, r := range g.resources {
+		r.withdraw()
 	}
 	g.startWithdrawTimer()
 }
@@ -29,37 +40,43 @@ func (g *Gate) close() {
 func (g *Gate) startWithdrawTimer() {
 	if g.unfinished() != "" {
 		g.timeoutReason = ""
-		g.set(TimerWithdraw, g.now.Add(g.cfg.WithdrawTimeout))
+		g.timers[TimerWithdraw] = g.now.Add(g.cfg.WithdrawTimeout)
 	}
 }
 
-func (e Disable) apply(g *Gate) {
-	refuse := func(code codes.Code, reason string) { g.do(DisableReply{Call: e.Call, Code: code, Reason: reason}) }
-	h := g.live()
-	switch {
-	case g.quitting:
-		refuse(codes.Unavailable, shuttingDownReason)
-		return
-	case !g.cfg.Controlled:
-		refuse(codes.FailedPrecondition, notControlledReason)
-		return
-	case e.Session != "" && h != nil && h.session != e.Session:
-		refuse(codes.FailedPrecondition, fmt.Sprintf("%s holds the devices now, with generation %d", owner(h.Claim), h.Generation))
-		return
-	}
-	g.pendingDisables = append(g.pendingDisables, e.Call)
-	if h != nil {
-		g.endingSessions = append(g.endingSessions, h.session)
-	}
-	g.holder = nil
-	g.close()
-	if _, isSet := g.timers[TimerWithdraw]; !isSet {
-		g.startWithdrawTimer() // the earlier one has fired
-	}
+// Disable withdraws the devices from a session; empty: from any holder.
+func (g *Gate) Disable(now time.Time, session string) *Disabling {
+	d := &Disabling{}
+	g.step(now, func() {
+		h := g.live()
+		switch {
+		case g.quitting:
+			d.refuse(codes.Unavailable, shuttingDownReason)
+			return
+		case !g.cfg.Controlled:
+			d.refuse(codes.FailedPrecondition, notControlledReason)
+			return
+		case session != "" && h != nil && h.ID != session:
+			d.refuse(codes.FailedPrecondition, fmt.Sprintf("%s holds the devices now, with generation %d", owner(h.Claim), h.Generation))
+			return
+		}
+		g.disabling = append(g.disabling, d)
+		if h != nil {
+			g.ending = append(g.ending, h)
+		}
+		g.close()
+		if _, isSet := g.timers[TimerWithdraw]; !isSet {
+			g.startWithdrawTimer() // the earlier one has fired
+		}
+	})
+	return d
 }
 
-func (e DisableCanceled) apply(g *Gate) {
-	g.pendingDisables = slices.DeleteFunc(g.pendingDisables, func(id uint64) bool { return id == e.Call })
+// Cancel reports that the caller of Disable no longer waits.
+func (g *Gate) Cancel(now time.Time, d *Disabling) {
+	g.step(now, func() {
+		g.disabling = slices.DeleteFunc(g.disabling, func(other *Disabling) bool { return other == d })
+	})
 }
 
 func (g *Gate) finish() {
@@ -68,37 +85,30 @@ func (g *Gate) finish() {
 	}
 	delete(g.timers, TimerWithdraw)
 	g.timeoutReason = ""
-	for _, id := range g.pendingDisables {
-		d := DisableReply{Call: id, Code: codes.OK, Confirmed: true}
-		for _, name := range g.names() {
-			r := g.resources[name]
-			// The kubelet does not know idle resources.
-			d.Confirmed = d.Confirmed && (r.Confirmed || r.Phase == Idle)
-			d.InUse = append(d.InUse, r.InUse...)
-		}
-		g.do(d)
+	all := Withdrawal{Acknowledged: true, Confirmed: true}
+	for _, name := range g.names() {
+		r := g.resources[name]
+		// The kubelet does not know idle resources.
+		all.Confirmed = all.Confirmed && (r.confirmed || r.phase == Idle)
+		all.InUse = append(all.InUse, r.inUse...)
 	}
-	for _, session := range g.endingSessions {
-		g.end(session, codes.OK, "disabled")
+	for _, d := range g.disabling {
+		d.Done, d.Withdrawal = true, all
 	}
-	g.pendingDisables, g.endingSessions = nil, nil
+	for _, s := range g.ending {
+		s.end(codes.OK, "disabled")
+	}
+	g.disabling, g.ending = nil, nil
 }
 
 func (g *Gate) abortPending(code codes.Code, toCallers, toSessions string) {
-	for _, id := range g.pendingDisables {
-		g.do(DisableReply{Call: id, Code: code, Reason: toCallers})
+	for _, d := range g.disabling {
+		d.refuse(code, toCallers)
 	}
-	for _, session := range g.endingSessions {
-		g.end(session, code, toSessions)
+	for _, s := range g.ending {
+		s.end(code, toSessions)
 	}
-	g.pendingDisables, g.endingSessions = nil, nil
-}
-
-func (g *Gate) exit() {
-	if g.quitting && !g.ended && g.unfinished() == "" {
-		g.ended = true
-		g.do(Exit{})
-	}
+	g.disabling, g.ending = nil, nil
 }
 
 // The withdrawal continues.
@@ -109,11 +119,9 @@ func (g *Gate) withdrawTimedOut() {
 	}
 	g.timeoutReason = fmt.Sprintf("not withdrawn within %s: %s", g.cfg.WithdrawTimeout, missing)
 	g.abortPending(codes.DeadlineExceeded, g.timeoutReason+"; the withdrawal continues, retry", g.timeoutReason)
-	if g.quitting {
-		for _, name := range g.names() {
-			if g.resources[name].Phase != Stopped {
-				g.do(Forward{Resource: name, Event: Halt{}})
-			}
+	for _, r := range g.resources {
+		if g.quitting && r.phase != Stopped {
+			r.stop()
 		}
 	}
 }
@@ -124,32 +132,35 @@ func (g *Gate) unfinished() string {
 	var missing []string
 	for _, name := range g.names() {
 		r := g.resources[name]
-		done := r.Phase == Stopped
+		done := r.released
 		if !g.quitting {
-			done = done || (r.Epoch == g.epoch && (r.Phase == Idle || r.Phase == Withdrawn))
+			done = r.phase == Idle || r.phase == Withdrawn || r.phase == Stopped
 		}
-		if done {
-			continue
+		if !done {
+			missing = append(missing, name+": "+cmp.Or(r.problem(), string(r.phase)))
 		}
-		missing = append(missing, name+": "+cmp.Or(r.Error, string(r.Phase)))
 	}
 	return strings.Join(missing, "; ")
 }
 
-func (Quit) apply(g *Gate) {
-	if g.quitting {
-		return
-	}
-	g.quitting, g.open = true, false
-	g.epoch++
-	if h := g.live(); h != nil {
-		g.end(h.session, codes.Unavailable, shuttingDownReason)
-	}
-	g.abortPending(codes.Unavailable, shuttingDownReason, shuttingDownReason)
-	g.holder = nil
-	clear(g.timers)
-	for _, name := range g.names() {
-		g.do(Forward{Resource: name, Event: Shutdown{Epoch: g.epoch}})
-	}
-	g.startWithdrawTimer()
+// Quit withdraws everything.
+func (g *Gate) Quit(now time.Time) {
+	g.step(now, func() {
+		if g.quitting {
+			return
+		}
+		if h := g.live(); h != nil {
+			h.end(codes.Unavailable, shuttingDownReason)
+		}
+		g.abortPending(codes.Unavailable, shuttingDownReason, shuttingDownReason)
+		g.quitting, g.open, g.holder, g.lost = true, false, nil, false
+		clear(g.timers)
+		for _, r := range g.resources {
+			r.shutdown()
+		}
+		g.startWithdrawTimer()
+	})
 }
+
+// Exited reports whether the plugin can end, after Quit.
+func (g *Gate) Exited() bool { return g.quitting && g.unfinished() == "" }

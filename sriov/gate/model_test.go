@@ -2,6 +2,7 @@ package gate
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -27,7 +28,7 @@ func TestModel(t *testing.T) {
 		w.runUntilIdle()
 		checkRest(t, w)
 		checkWithdrawal(t, w)
-		w.stepGate(Quit{})
+		w.step(func() { w.gate.Quit(w.now) })
 		from := w.now
 		w.runUntil(func() bool { return w.exited })
 		if !w.exited || w.now.Sub(from) > w.gate.cfg.WithdrawTimeout {
@@ -37,7 +38,7 @@ func TestModel(t *testing.T) {
 			t.Fatalf("streams stay open after the end: %v", w.sessions)
 		}
 		for _, r := range w.resources {
-			if len(r.lists) > 0 && r.stream == 0 && r.lists[len(r.lists)-1] != 0 && r.machine.step == streaming {
+			if len(r.lists) > 0 && !r.connected && r.lists[len(r.lists)-1] != 0 && w.gate.resources[r.name].step == streaming {
 				t.Fatalf("%s stopped with %d devices of capacity", r.name, r.lists[len(r.lists)-1])
 			}
 		}
@@ -45,9 +46,8 @@ func TestModel(t *testing.T) {
 }
 
 func offerAll(w *world) {
-	for name, r := range w.resources {
+	for name := range w.resources {
 		w.nodeState[name] = []Device{testDevice(name, 0, true), testDevice(name, 1, true)}
-		w.step(r, Snapshot{Devices: w.nodeState[name]})
 	}
 	w.enable(Claim{UID: "u", Generation: 2})
 	w.runUntilIdle()
@@ -64,16 +64,12 @@ func randomEvent(t *rapid.T, w *world) {
 	case "advance":
 		w.advance(time.Duration(rapid.SampledFrom([]int{1, 50, 400, 999, 1000, 2500, 20000}).Draw(t, "ms")) * time.Millisecond)
 	case "fire":
-		if owner, name, at, found := w.next(); found {
-			if at.After(w.now) {
-				w.advance(at.Sub(w.now))
-			}
-			w.fire(owner, name)
+		if at := w.gate.Next(); !at.IsZero() {
+			w.advance(at.Sub(w.now))
+			w.tick()
 		}
 	case "early":
-		if owner, name, _, found := w.next(); found {
-			w.fire(owner, name)
-		}
+		w.tick()
 	case "enable":
 		w.enable(Claim{UID: rapid.SampledFrom([]string{"", "u", "v"}).Draw(t, "uid"), Generation: rapid.Int64Range(0, 4).Draw(t, "generation"),
 			Hash:   rapid.SampledFrom([]string{"", "", "h", "other"}).Draw(t, "hash"),
@@ -82,20 +78,20 @@ func randomEvent(t *rapid.T, w *world) {
 			Closed: rapid.SampledFrom([]Closed{nil, nil, {"pf0": "drift"}, {"pf1": "drift"}, {"a0": "drift", "b1": ""}, {"pf0": "other", "a1": "drift"}}).Draw(t, "closed")})
 	case "break":
 		if h := w.gate.live(); h != nil {
-			delete(w.sessions, h.session)
-			w.stepGate(StreamClosed{Session: h.session})
+			w.sessions = slices.DeleteFunc(w.sessions, func(s *Session) bool { return s == h })
+			w.step(func() { w.gate.Disconnect(w.now, h) })
 		}
 	case "disable":
 		w.disable(rapid.SampledFrom([]string{"", "", "s1", "s2"}).Draw(t, "session"))
 	case "gone":
-		if len(w.gate.pendingDisables) > 0 {
-			call := w.gate.pendingDisables[0]
-			w.answered[call] = DisableReply{Call: call, Code: codes.Canceled}
-			w.stepGate(DisableCanceled{Call: call})
+		if len(w.disables) > 0 {
+			d := w.disables[0]
+			w.disables = w.disables[1:]
+			w.step(func() { w.gate.Cancel(w.now, d) })
 		}
 	case "beat":
 		if h := w.gate.live(); h != nil {
-			w.stepGate(Heartbeat{Call: w.id(), Session: h.session})
+			w.step(func() { _, _ = w.gate.Heartbeat(w.now, h.ID) })
 		}
 	case "allocate":
 		w.allocate(r)
@@ -105,17 +101,18 @@ func randomEvent(t *rapid.T, w *world) {
 			devices = append(devices, testDevice(r.name, i, rapid.IntRange(0, 3).Draw(t, "healthy") > 0))
 		}
 		w.nodeState[r.name] = devices
-		w.step(r, Snapshot{Devices: devices})
+		w.step(func() { w.gate.Scanned(w.now, 0, w.nodeState, nil) })
 	case "lose":
 		w.endStream(r)
 	case "restart":
 		w.endStream(r)
 		r.kubeletView = map[string]bool{}
-		w.queue("kubelet "+r.name, func() { w.step(r, KubeletStarted{}) })
+		w.queue("kubelet "+r.name, func() { w.step(func() { w.gate.KubeletStarted(w.now) }) })
 	case "fail":
 		r.fails = !r.fails
 	case "config":
-		w.stepGate(Configured{Hash: rapid.SampledFrom([]string{"h", "h2"}).Draw(t, "hash"), Resources: []string{"a", "b"}})
+		hash := rapid.SampledFrom([]string{"h", "h2"}).Draw(t, "hash")
+		w.step(func() { w.gate.Configure(w.now, hash, []string{"a", "b"}) })
 	}
 }
 
@@ -124,13 +121,13 @@ func checkRest(t *rapid.T, w *world) {
 	if c.open != c.shouldOffer() {
 		t.Fatalf("open is %v, should offer: %v", c.open, c.shouldOffer())
 	}
-	for s := range w.sessions {
-		if h := c.live(); h == nil || h.session != s {
-			t.Fatalf("stream %s stays open and does not hold the devices", s)
+	for _, s := range w.sessions {
+		if h := c.live(); h != s {
+			t.Fatalf("stream %s stays open and does not hold the devices", s.ID)
 		}
 	}
-	if len(w.answered) != w.disables || len(c.pendingDisables) > 0 || len(c.endingSessions) > 0 {
-		t.Fatalf("callers wait for a withdrawal for ever: %v %v", c.pendingDisables, c.endingSessions)
+	if len(w.disables) > 0 || len(c.disabling) > 0 || len(c.ending) > 0 {
+		t.Fatalf("callers wait for a withdrawal for ever: %v %v", c.disabling, c.ending)
 	}
 	for name, r := range w.resources {
 		want := map[string]bool{}
@@ -142,7 +139,7 @@ func checkRest(t *rapid.T, w *world) {
 		if fmt.Sprint(want) != fmt.Sprint(r.kubeletView) {
 			t.Fatalf("%s: the kubelet has %v, want %v", name, r.kubeletView, want)
 		}
-		if r.registry > 0 && r.stream == 0 {
+		if r.registry > 0 && !r.connected {
 			t.Fatalf("%s was registered and has no stream", name)
 		}
 		if !c.cfg.Controlled && len(w.nodeState[name]) > 0 && r.registry == 0 {
@@ -165,15 +162,14 @@ func checkWithdrawal(t *rapid.T, w *world) {
 			w.allocate(r)
 		}
 	}
-	call, from := w.disable(""), w.now
-	w.runUntil(func() bool { _, done := w.answered[call]; return done })
-	got, done := w.answered[call]
+	d, from := w.disable(""), w.now
+	w.runUntil(func() bool { return d.Done })
 	want := codes.OK
 	if !w.cfg.Controlled {
 		want = codes.FailedPrecondition
 	}
-	if !done || got.Code != want || w.now.Sub(from) > w.gate.cfg.WithdrawTimeout {
-		t.Fatalf("Disable: %+v after %s, want %v", got, w.now.Sub(from), want)
+	if !d.Done || codeOf(d.Err) != want || w.now.Sub(from) > w.gate.cfg.WithdrawTimeout {
+		t.Fatalf("Disable: %+v after %s, want %v", d, w.now.Sub(from), want)
 	}
 	w.runUntilIdle()
 	checkRest(t, w)

@@ -2,14 +2,11 @@ package gate
 
 import (
 	"fmt"
-	"reflect"
 	"slices"
 	"time"
-
-	"google.golang.org/grpc/codes"
 )
 
-// Timing of a Resource. Kubelets lose devices or panic if QuietPeriod or
+// Timing of a resource. Kubelets lose devices or panic if QuietPeriod or
 // MinRegisterDelay is shorter.
 const (
 	// QuietPeriod is how long an id stays listed after the last Allocate and
@@ -33,51 +30,49 @@ const (
 	StopDelay = 100 * time.Millisecond
 )
 
-// Resource is the state machine of one resource. It is not safe for concurrent
-// use.
-type Resource struct {
-	machine
+// resource is the part of a Gate for one resource. After each event, advance does
+// what is due.
+type resource struct {
+	name   string
+	driver Driver
+	now    time.Time
+	timers timers
 
 	phase    Phase
-	epoch    uint64
+	openings int
 	snapshot map[string]Device
+	closed   Closed // functions whose devices are withdrawn while it is open
 	stopping bool
+	released bool // after it has stopped
 
-	calls       map[uint64]call // admitted
-	lastCall    time.Time       // ended or was refused
+	calls       map[*Call]bool // admitted
+	lastCall    time.Time      // ended or was refused
 	withdrawnAt time.Time
 
-	listing
+	stream  *Stream // nil: none
+	entries map[string]entry
 	registration
-	confirmation
-	restriction
-
-	reported Report
+	acknowledgement
 }
 
-type call struct {
-	devices   []string
-	withdrawn bool // since the call was admitted
+// acknowledgement is that of the devices that must not be offered: all, or while
+// the resource is open, those of closed functions.
+type acknowledgement struct {
+	acknowledged bool
+	asked        uint64 // query in flight; 0: none
+	confirmed    bool   // by PodResources, that no device of the resource is allocatable
+	inUse        []Held
+	remaining    int // allocatable devices
 }
 
-type confirmation struct {
-	confirming bool
-	confirmed  bool
-	inUse      []Held
-	remaining  int // allocatable devices
+func newResource(name string, driver Driver) *resource {
+	return &resource{name: name, driver: driver, timers: timers{}, phase: Idle, snapshot: map[string]Device{}, calls: map[*Call]bool{},
+		entries: map[string]entry{}, registration: registration{pause: InitialBackoff}}
 }
 
-// NewResource returns a closed Resource.
-func NewResource() *Resource {
-	return &Resource{machine: machine{timers: map[Timer]time.Time{}}, phase: Idle, snapshot: map[string]Device{}, calls: map[uint64]call{},
-		listing: listing{entries: map[string]entry{}}, registration: registration{step: unregistered, pause: InitialBackoff}}
-}
-
-// Report returns the resource's status.
-func (r *Resource) Report() Report {
-	s := Report{Phase: r.phase, Epoch: r.epoch, Devices: len(r.snapshot), Allocating: len(r.calls),
-		Streaming: r.anyDelivered, Confirmed: r.confirmed, InUse: r.inUse, Error: r.problem(), Restriction: r.acknowledged}
-	if r.phase == Offered && r.anyDelivered {
+func (r *resource) report() Report {
+	s := Report{Phase: r.phase, Openings: r.openings, Devices: len(r.snapshot), Allocating: len(r.calls), Streaming: r.stream != nil && r.stream.sent > 0, Error: r.problem()}
+	if r.phase == Offered && s.Streaming {
 		for id := range r.snapshot {
 			if r.isOffered(id) {
 				s.Offered++
@@ -87,232 +82,206 @@ func (r *Resource) Report() Report {
 	return s
 }
 
-// Step handles an event and returns the actions to run, in order.
-func (r *Resource) Step(at time.Time, event ResourceEvent) []Action {
-	r.begin(at)
-	if r.phase != Stopped {
-		event.applyTo(r)
-		r.advance()
-		return r.out
-	}
-	switch e := event.(type) {
-	case AllocateBegin:
-		r.refuse(e.Call, shuttingDownReason)
-	case AllocateCheck:
-		r.refuse(e.Call, shuttingDownReason)
-	}
-	return r.out
+// isOffered reports whether the kubelet gets a device as healthy while the
+// resource is open.
+func (r *resource) isOffered(id string) bool {
+	d, exists := r.snapshot[id]
+	return exists && d.Healthy && r.closed.Reason(d) == ""
 }
 
-func (e Open) applyTo(r *Resource) {
-	if !r.stopping {
-		r.phase, r.epoch, r.confirmation = Offered, e.Epoch, confirmation{}
+func (r *resource) open() {
+	if !r.stopping && r.phase != Offered {
+		r.phase, r.openings = Offered, r.openings+1
+		r.acknowledgement = acknowledgement{acknowledged: r.acknowledged}
 		delete(r.timers, TimerDrain)
 		delete(r.timers, TimerConfirm)
 	}
 }
 
-func (e Close) applyTo(r *Resource) { r.withdraw(e.Epoch) }
-
-func (e Shutdown) applyTo(r *Resource) {
-	r.withdraw(e.Epoch)
-	r.stopping = true
+func (r *resource) withdraw() {
+	if r.phase != Offered {
+		return
+	}
+	r.phase, r.acknowledgement = Withdrawing, acknowledgement{}
+	delete(r.timers, TimerConfirm)
+	for c := range r.calls {
+		c.withdrawn = true
+	}
+	if len(r.calls) > 0 {
+		r.timers[TimerDrain] = r.now.Add(DrainTimeout)
+	}
 }
 
-func (Halt) applyTo(r *Resource) { r.stop() }
+// shutdown withdraws the devices, and then the resource stops.
+func (r *resource) shutdown() {
+	if r.phase != Stopped {
+		r.withdraw()
+		r.stopping = true
+	}
+}
 
-func (e Snapshot) applyTo(r *Resource) {
+// restrict withdraws the devices of closed functions and offers the others.
+func (r *resource) restrict(closed Closed) {
+	if !closed.within(r.closed) {
+		r.askAgain(false)
+	} else {
+		r.askAgain(r.acknowledged) // a part of what is withdrawn
+	}
+	r.closed = closed
+	r.withdrawCalls()
+}
+
+func (r *resource) setDevices(devices []Device) {
 	before := r.snapshot
-	r.snapshot = make(map[string]Device, len(e.Devices))
-	for _, d := range e.Devices {
+	r.snapshot = make(map[string]Device, len(devices))
+	for _, d := range devices {
 		r.snapshot[d.ID] = d
 		if r.closed.Reason(d) != "" && r.closed.Reason(before[d.ID]) == "" {
-			r.acknowledged = 0 // the device has moved to a closed function
+			r.askAgain(false) // the device has moved to a closed function
 		}
 	}
 	r.withdrawCalls()
 }
 
-func (r *Resource) advance() {
-	if r.phase != Stopped {
-		r.registerIfNeeded()
-		r.list()
-		if r.continueWithdrawal(); r.phase == Withdrawn {
-			r.list() // waiting ids can leave
+// askAgain drops the answer about other devices. The withdrawal of all goes on.
+func (r *resource) askAgain(acknowledged bool) {
+	if r.phase == Offered {
+		r.acknowledged, r.asked = acknowledged, 0
+		delete(r.timers, TimerConfirm)
+	}
+}
+
+// withdrawCalls refuses the in-flight calls for closed devices, even if those are
+// offered again before they end.
+func (r *resource) withdrawCalls() {
+	for c := range r.calls {
+		c.withdrawn = c.withdrawn || slices.ContainsFunc(c.devices, r.isClosed)
+	}
+}
+
+func (r *resource) isClosed(id string) bool {
+	d, exists := r.snapshot[id]
+	return exists && r.closed.Reason(d) != ""
+}
+
+// advance does what is due; each part continues where it waits for nothing.
+func (r *resource) advance() {
+	if r.phase == Stopped {
+		return
+	}
+	for _, name := range []Timer{TimerDrain, TimerRemove, TimerConfirm} {
+		r.timers.due(name, r.now)
+	}
+	if r.timers.due(TimerStop, r.now) {
+		r.stop()
+		return
+	}
+	r.register()
+	r.list()
+	if r.acknowledge(); r.phase == Withdrawn {
+		r.list() // waiting ids can leave
+	}
+	r.end()
+}
+
+// acknowledge completes a withdrawal when no call for its devices is in flight, the
+// kubelet has a list without a healthy one, and PodResources lists none as
+// allocatable.
+func (r *resource) acknowledge() {
+	all, closed := r.phase == Withdrawing, []string(nil)
+	if !all {
+		for id := range r.snapshot {
+			if r.isClosed(id) {
+				closed = append(closed, id)
+			}
 		}
-		r.continueRestriction()
-		r.end()
 	}
-	if s := r.Report(); !reflect.DeepEqual(s, r.reported) {
-		r.reported = s
-		r.do(Notify{Report: s})
-	}
-}
-
-func (r *Resource) withdraw(epoch uint64) {
-	if r.stopping {
-		return
-	}
-	changed := r.epoch != epoch
-	r.epoch = epoch
-	if r.phase == Withdrawing && changed {
-		r.confirmation = confirmation{} // drop an answer for the previous epoch
-	}
-	if r.phase != Offered {
-		return
-	}
-	r.phase, r.confirmation = Withdrawing, confirmation{}
-	for id, c := range r.calls {
-		c.withdrawn = true
-		r.calls[id] = c
-	}
-	if len(r.calls) > 0 {
-		r.set(TimerDrain, r.now.Add(DrainTimeout))
-	}
-}
-
-// continueWithdrawal completes when calls have ended, the kubelet has no
-// healthy device, and PodResources lists none as allocatable.
-func (r *Resource) continueWithdrawal() {
-	if r.phase != Withdrawing || len(r.calls) > 0 || !r.noneHealthy() {
-		return
-	}
-	if r.step == unregistered { // unknown to the kubelet
-		r.withdrawn()
-		return
-	}
-	if _, later := r.timers[TimerConfirm]; !later && !r.confirming {
-		r.confirming = true
-		r.do(Confirm{Epoch: r.epoch})
-	}
-}
-
-func (e Confirmed) applyTo(r *Resource) {
-	if e.Restriction != 0 {
-		r.restrictionConfirmed(e)
-		return
-	}
-	if r.phase != Withdrawing || !r.confirming || e.Epoch != r.epoch {
-		return
-	}
-	r.confirming = false
+	concerns := func(id string) bool { return all || r.isClosed(id) }
 	switch {
-	case !e.Known:
+	case r.acknowledged:
+		return
+	case !all && (r.phase != Offered || len(closed) == 0):
+		r.acknowledged = true
+		return
+	case all && len(r.calls) > 0, r.isAllocating(concerns), r.isListed(concerns):
+		return
+	case !r.streamed: // unknown to the kubelet, or another plugin's
 		r.withdrawn()
-	case e.Offered == 0:
-		r.withdrawn()
-		r.confirmed, r.inUse, r.remaining = true, slices.Clone(e.InUse), 0
-	default:
-		r.remaining = e.Offered
-		r.set(TimerConfirm, r.now.Add(ConfirmInterval))
+		return
+	}
+	if _, later := r.timers[TimerConfirm]; !later && r.asked == 0 {
+		r.queries++
+		r.asked = r.queries
+		slices.Sort(closed)
+		r.driver.Confirm(r.name, r.asked, closed)
 	}
 }
 
-func (r *Resource) withdrawn() { r.phase, r.withdrawnAt = Withdrawn, r.now }
+func (r *resource) withdrawn() {
+	r.acknowledged, r.remaining = true, 0
+	if r.phase == Withdrawing {
+		r.phase, r.withdrawnAt = Withdrawn, r.now
+	}
+}
+
+// Answer is that of PodResources. Unless Known, it is not available.
+type Answer struct {
+	Known   bool
+	Offered int // allocatable devices that were asked for
+	InUse   []Held
+}
+
+// Confirmed answers Confirm.
+func (g *Gate) Confirmed(now time.Time, name string, query uint64, a Answer) {
+	g.on(now, name, func(r *resource) { r.answered(query, a) })
+}
+
+func (r *resource) answered(query uint64, a Answer) {
+	if query != r.asked {
+		return // about other devices
+	}
+	r.asked = 0
+	if a.Known && a.Offered > 0 {
+		r.remaining = a.Offered
+		r.timers[TimerConfirm] = r.now.Add(ConfirmInterval)
+		return
+	}
+	if r.phase == Withdrawing && a.Known {
+		r.confirmed, r.inUse = true, slices.Clone(a.InUse)
+	}
+	r.withdrawn()
+}
 
 // The kubelet gets an empty list, and StopDelay to read it.
-func (r *Resource) end() {
+func (r *resource) end() {
 	if !r.stopping || (r.phase != Withdrawn && r.phase != Idle) || len(r.calls) > 0 {
 		return
 	}
-	if r.phase == Idle || r.stream == 0 {
+	if r.phase == Idle || r.stream == nil {
 		r.stop()
 		return
 	}
-	if len(r.entries) == 0 && r.delivered && !r.stopScheduled {
-		r.stopScheduled = true
-		r.set(TimerStop, r.now.Add(StopDelay))
+	if _, isSet := r.timers[TimerStop]; !isSet && len(r.entries) == 0 && r.stream.hasLast() {
+		r.timers[TimerStop] = r.now.Add(StopDelay)
 	}
 }
 
-func (r *Resource) stop() {
+func (r *resource) stop() {
 	r.phase = Stopped
 	clear(r.timers)
-	r.do(Stop{})
+	r.driver.Stop(r.name)
 }
 
-// advance handles the other timers.
-func (e Expired) applyTo(r *Resource) {
-	if !r.expired(e.Timer) {
-		return
-	}
-	switch e.Timer {
-	case TimerRegister:
-		r.reregister()
-	case TimerStop:
-		r.stop()
-	}
-}
-
-func (r *Resource) problem() string {
+func (r *resource) problem() string {
 	switch {
 	case r.phase == Withdrawing && len(r.calls) > 0:
 		return fmt.Sprintf("%d Allocate calls are still in flight", len(r.calls))
 	case r.phase == Withdrawing && r.remaining > 0:
 		return fmt.Sprintf("the kubelet still has %d allocatable devices", r.remaining)
-	case r.phase == Withdrawing && !r.noneHealthy():
+	case r.phase == Withdrawing && r.isListed(func(string) bool { return true }):
 		return "the kubelet has not read the list that withdraws the devices yet"
 	case r.failure != nil:
 		return r.failure.Error()
 	}
 	return ""
-}
-
-func (e AllocateBegin) applyTo(r *Resource) {
-	if reason := r.refusalReason(e.Devices); reason != "" {
-		r.refuse(e.Call, reason)
-		return
-	}
-	r.calls[e.Call] = call{devices: e.Devices}
-	r.do(Admit{Call: e.Call})
-}
-
-// applyTo checks again: a device withdrawn since the admission might be
-// configured differently, even if it is offered again.
-func (e AllocateCheck) applyTo(r *Resource) {
-	c, running := r.calls[e.Call]
-	if !running {
-		r.refuse(e.Call, "the call was not admitted")
-		return
-	}
-	reason := r.refusalReason(c.devices)
-	if reason == "" && c.withdrawn {
-		reason = "the devices were withdrawn while the call was in flight; recreate the pod"
-	}
-	if reason != "" {
-		r.do(Refuse{Call: e.Call, Code: codes.FailedPrecondition, Reason: reason})
-		return
-	}
-	r.do(Approve(e))
-}
-
-func (e AllocateEnd) applyTo(r *Resource) {
-	if _, running := r.calls[e.Call]; running {
-		delete(r.calls, e.Call)
-		r.lastCall = r.now
-	}
-}
-
-func (r *Resource) refusalReason(devices []string) string {
-	if r.phase != Offered {
-		return fmt.Sprintf("devices of this resource cannot be allocated now (phase %s)", r.phase)
-	}
-	for _, id := range devices {
-		switch d, exists := r.snapshot[id]; {
-		case !exists:
-			return fmt.Sprintf("device %q does not exist", id)
-		case !d.Healthy:
-			return fmt.Sprintf("device %q is not healthy", id)
-		case r.closed.Reason(d) != "":
-			return fmt.Sprintf("device %q is withdrawn: %s", id, r.closed.Reason(d))
-		}
-	}
-	return ""
-}
-
-// A refused call counts as just ended: the kubelet is allocating until it reads
-// the answer.
-func (r *Resource) refuse(id uint64, reason string) {
-	r.lastCall = r.now
-	r.do(Refuse{Call: id, Code: codes.FailedPrecondition, Reason: reason})
 }

@@ -6,15 +6,33 @@ import (
 	"time"
 )
 
-type listing struct {
-	stream       uint64 // 0: none
-	entries      map[string]entry
-	seq          uint64
-	issued       []Device // on this stream
-	firstList    bool     // none issued on this stream yet
-	anyDelivered bool
-	delivered    bool
+// Stream is a call of ListAndWatch.
+type Stream struct {
+	Seq  uint64   // of List; 0: none yet
+	List []Device // newest, sorted by id
+
+	since time.Time
+	sent  uint64 // the last list that was passed to the stream while it was the newest
 }
+
+// Listen reports a call of ListAndWatch; nil: the resource has stopped.
+func (g *Gate) Listen(now time.Time, name string) (s *Stream) {
+	g.on(now, name, func(r *resource) { s = r.listen() })
+	return s
+}
+
+// Sent reports that a list was passed to a stream.
+func (g *Gate) Sent(now time.Time, name string, s *Stream, seq uint64) {
+	g.on(now, name, func(r *resource) { r.sent(s, seq) })
+}
+
+// Hangup reports the end of a stream.
+func (g *Gate) Hangup(now time.Time, name string, s *Stream) {
+	g.on(now, name, func(r *resource) { r.hangup(s) })
+}
+
+// hasLast reports whether the kubelet got the newest list.
+func (s *Stream) hasLast() bool { return s.sent > 0 && s.sent == s.Seq }
 
 type entry struct {
 	healthy    bool
@@ -25,9 +43,9 @@ type entry struct {
 
 // A device that leaves becomes unhealthy first, and stays while a call can be
 // allocating it.
-func (r *Resource) list() {
+func (r *resource) list() {
 	if r.phase == Withdrawing && len(r.calls) > 0 {
-		if _, waiting := r.timers[TimerDrain]; waiting && !r.firstList {
+		if _, waiting := r.timers[TimerDrain]; waiting && (r.stream == nil || r.stream.Seq > 0) {
 			return
 		}
 	}
@@ -51,7 +69,7 @@ func (r *Resource) list() {
 		}
 		if e.healthy {
 			e = entry{everListed: true}
-			if r.stream == 0 {
+			if r.stream == nil {
 				e.unhealthySince = r.downAt // unhealthy for the kubelet since the stream ended
 			}
 			r.entries[id] = e
@@ -66,13 +84,13 @@ func (r *Resource) list() {
 			next = at
 		}
 	}
-	if !next.IsZero() && !r.timers[TimerRemove].Equal(next) {
-		r.set(TimerRemove, next)
+	if !next.IsZero() {
+		r.timers[TimerRemove] = next
 	}
 	r.issueList()
 }
 
-func (r *Resource) removableAt(e entry) (time.Time, bool) {
+func (r *resource) removableAt(e entry) (time.Time, bool) {
 	if len(r.calls) > 0 || e.unhealthySince.IsZero() {
 		return time.Time{}, false
 	}
@@ -83,15 +101,9 @@ func (r *Resource) removableAt(e entry) (time.Time, bool) {
 	return from.Add(QuietPeriod), true
 }
 
-func latest(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
-
-func (r *Resource) issueList() {
-	if r.stream == 0 {
+func (r *resource) issueList() {
+	s := r.stream
+	if s == nil {
 		return
 	}
 	devices := make([]Device, 0, len(r.entries))
@@ -99,7 +111,7 @@ func (r *Resource) issueList() {
 		devices = append(devices, Device{ID: id, Healthy: e.healthy})
 	}
 	slices.SortFunc(devices, func(a, b Device) int { return cmp.Compare(a.ID, b.ID) })
-	if !r.firstList && slices.Equal(devices, r.issued) {
+	if s.Seq > 0 && slices.Equal(devices, s.List) {
 		return
 	}
 	if len(devices) == 0 {
@@ -108,27 +120,32 @@ func (r *Resource) issueList() {
 			return
 		}
 		if at := r.lastCall.Add(QuietPeriod); r.now.Before(at) {
-			if !r.timers[TimerRemove].Equal(at) {
-				r.set(TimerRemove, at)
-			}
+			r.timers[TimerRemove] = at
 			return
 		}
 	}
-	r.seq++
 	for id, e := range r.entries {
 		e.everListed = true
 		r.entries[id] = e
 	}
-	r.issued, r.firstList, r.delivered = devices, false, false
-	r.do(Send{Stream: r.stream, Seq: r.seq, Devices: slices.Clone(devices)})
+	s.Seq, s.List = s.Seq+1, devices
 }
 
-func (e Sent) applyTo(r *Resource) {
-	if e.Stream != r.stream || e.Seq != r.seq || r.delivered {
+// listen: the kubelet has dropped the older stream.
+func (r *resource) listen() *Stream {
+	delete(r.timers, TimerStop)
+	delete(r.timers, TimerRegister)
+	r.stream, r.streamed = &Stream{since: r.now}, true
+	r.step, r.failure, r.restarted = streaming, nil, false
+	return r.stream
+}
+
+func (r *resource) sent(s *Stream, seq uint64) {
+	if s != r.stream || seq != s.Seq || s.sent == seq {
 		return
 	}
-	r.delivered, r.anyDelivered = true, true
-	for _, d := range r.issued {
+	s.sent = seq
+	for _, d := range s.List {
 		if e, listed := r.entries[d.ID]; listed && !d.Healthy && !e.healthy && e.unhealthySince.IsZero() {
 			e.unhealthySince = r.now
 			r.entries[d.ID] = e
@@ -136,10 +153,29 @@ func (e Sent) applyTo(r *Resource) {
 	}
 }
 
-// noneHealthy is about the kubelet's list.
-func (r *Resource) noneHealthy() bool {
-	if r.stream == 0 {
-		return true
+// hangup: without a stream the kubelet marks devices unhealthy.
+func (r *resource) hangup(s *Stream) {
+	if s != r.stream {
+		return
 	}
-	return r.delivered && !slices.ContainsFunc(r.issued, func(d Device) bool { return d.Healthy })
+	r.stream, r.downAt = nil, r.now
+	for id, e := range r.entries {
+		if e.unhealthySince.IsZero() {
+			r.entries[id] = entry{unhealthySince: r.now, everListed: e.everListed}
+		}
+	}
+	if r.now.Sub(s.since) >= BackoffReset {
+		r.pause = InitialBackoff
+	}
+	pause := r.pause
+	if r.restarted {
+		pause, r.pause, r.restarted = MinRegisterDelay, InitialBackoff, false
+	}
+	r.retry(pause)
+}
+
+// isListed reports whether the kubelet can have one of the devices as healthy.
+func (r *resource) isListed(concerned func(id string) bool) bool {
+	s := r.stream
+	return s != nil && (!s.hasLast() || slices.ContainsFunc(s.List, func(d Device) bool { return d.Healthy && concerned(d.ID) }))
 }

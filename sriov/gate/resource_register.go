@@ -13,32 +13,61 @@ const (
 	backingOff
 )
 
-// registration is kept up from the first Open on.
+// registration is kept up from the first opening on.
 type registration struct {
-	step          step
-	pause         time.Duration
-	streamStart   time.Time
-	downAt        time.Time
-	restarted     bool // kubelet, while the old stream was open
-	failure       error
-	serveFailed   bool // failure is of Serve
-	stopScheduled bool
+	step        step
+	pause       time.Duration
+	downAt      time.Time // of the last stream
+	restarted   bool      // kubelet, while the old stream was open
+	streamed    bool      // the kubelet has called ListAndWatch
+	queries     uint64    // of PodResources so far
+	failure     error
+	serveFailed bool // failure is of Serve
 }
 
-// A resource that never had a device does not appear in the Node object.
-func (r *Resource) registerIfNeeded() {
-	if r.step == unregistered && r.phase == Offered && len(r.snapshot) > 0 {
-		r.step = serving
-		r.do(Serve{})
+// register serves the resource once it is offered with a device: one that never had
+// a device does not appear in the Node object. Later it registers again when the
+// pause is over.
+func (r *resource) register() {
+	due := r.timers.due(TimerRegister, r.now) && (r.step == backingOff || r.step == awaitingStream)
+	switch {
+	case due:
+		r.pause = min(2*r.pause, MaxBackoff)
+	case r.step == unregistered && r.phase == Offered && len(r.snapshot) > 0:
+	default:
+		return
 	}
+	r.step = serving
+	r.driver.Serve(r.name)
 }
 
-func (e Served) applyTo(r *Resource) {
+// Served answers Serve.
+func (g *Gate) Served(now time.Time, name string, err error) {
+	g.on(now, name, func(r *resource) { r.served(err) })
+}
+
+// Registered answers Register.
+func (g *Gate) Registered(now time.Time, name string, err error) {
+	g.on(now, name, func(r *resource) { r.registered(err) })
+}
+
+// KubeletStarted reports that the kubelet created a new socket.
+func (g *Gate) KubeletStarted(now time.Time) {
+	g.step(now, func() {
+		for _, r := range g.resources {
+			if r.phase != Stopped {
+				r.kubeletStarted()
+			}
+		}
+	})
+}
+
+func (r *resource) served(err error) {
 	if r.step != serving {
 		return
 	}
-	if e.Err != nil {
-		r.failure, r.serveFailed = e.Err, true
+	if err != nil {
+		r.failure, r.serveFailed = err, true
 		r.retry(r.pause)
 		return
 	}
@@ -46,73 +75,34 @@ func (e Served) applyTo(r *Resource) {
 		r.failure, r.serveFailed = nil, false
 	}
 	r.step = registering
-	r.do(Register{})
+	r.driver.Register(r.name)
 }
 
-func (e Registered) applyTo(r *Resource) {
+func (r *resource) registered(err error) {
 	if r.step != registering {
 		return // the stream came first
 	}
-	if r.failure = e.Err; e.Err != nil {
+	if r.failure = err; err != nil {
 		r.retry(r.pause)
 		return
 	}
 	r.step = awaitingStream
-	r.set(TimerRegister, r.now.Add(r.pause))
-}
-
-// The kubelet has dropped the older stream.
-func (e StreamUp) applyTo(r *Resource) {
-	r.stream, r.firstList, r.delivered, r.anyDelivered, r.issued = e.Stream, true, false, false, nil
-	r.stopScheduled = false
-	r.step, r.failure, r.streamStart, r.restarted = streaming, nil, r.now, false
-	delete(r.timers, TimerRegister)
-}
-
-// Without a stream the kubelet marks devices unhealthy.
-func (e StreamDown) applyTo(r *Resource) {
-	if e.Stream != r.stream || e.Stream == 0 {
-		return
-	}
-	r.stream, r.firstList, r.delivered, r.anyDelivered, r.issued = 0, false, false, false, nil
-	for id, x := range r.entries {
-		if x.unhealthySince.IsZero() {
-			r.entries[id] = entry{unhealthySince: r.now, everListed: x.everListed}
-		}
-	}
-	r.downAt = r.now
-	if r.now.Sub(r.streamStart) >= BackoffReset {
-		r.pause = InitialBackoff
-	}
-	pause := r.pause
-	if r.restarted {
-		pause, r.pause, r.restarted = MinRegisterDelay, InitialBackoff, false
-	}
-	r.retry(pause)
+	r.timers[TimerRegister] = r.now.Add(r.pause)
 }
 
 // A new kubelet knows no resource and has removed the sockets, so only the
 // minimum delay remains.
-func (KubeletStarted) applyTo(r *Resource) {
+func (r *resource) kubeletStarted() {
 	switch r.step {
 	case backingOff, awaitingStream:
 		r.pause, r.step = InitialBackoff, backingOff
-		r.set(TimerRegister, latest(r.downAt.Add(MinRegisterDelay), r.now))
+		r.timers[TimerRegister] = latest(r.downAt.Add(MinRegisterDelay), r.now)
 	case streaming:
 		r.restarted = true
 	}
 }
 
-func (r *Resource) retry(pause time.Duration) {
+func (r *resource) retry(pause time.Duration) {
 	r.step = backingOff
-	r.set(TimerRegister, r.now.Add(pause))
-}
-
-func (r *Resource) reregister() {
-	if r.step != backingOff && r.step != awaitingStream {
-		return
-	}
-	r.pause = min(2*r.pause, MaxBackoff)
-	r.step = serving
-	r.do(Serve{})
+	r.timers[TimerRegister] = r.now.Add(pause)
 }

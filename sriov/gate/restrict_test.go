@@ -1,89 +1,98 @@
 package gate
 
 import (
-	"fmt"
+	"errors"
 	"testing"
 )
 
 func TestRestrict(t *testing.T) {
-	allocate := func(call uint64, id string) AllocateBegin { return AllocateBegin{Call: call, Devices: []string{id}} }
+	allocate := func(call int, id string) event { return allocates(call, id) }
 	p := Closed{"p": "drift"}
 	for name, moments := range map[string][]timedEvent{
 		"the other device stays": {
-			{0, Restrict{Seq: 1, Closed: p}, "send [-x y]"},
+			{0, restricts(p), "send [-x y], pending"},
 			{1, allocate(1, "x"), `refuse: device "x" is withdrawn: drift`},
 			{1, allocate(2, "y"), "admit"},
-			{2, AllocateCheck{Call: 2}, "approve"},
-			{3, Sent{1, 2}, "confirm"},
-			{4, Confirmed{Restriction: 1, Known: true, Offered: 1}, "arm restrict 54"},
-			{54, Expired{TimerRestrict}, "confirm"},
-			{55, Confirmed{Restriction: 7, Known: true}, ""},
-			{55, Confirmed{Restriction: 1, Known: true}, "acknowledged 1"},
-			{56, Restrict{Seq: 2}, "send [x y], acknowledged 2"},
+			{2, checks(2), "approve"},
+			{3, sent(2), "confirm"},
+			{4, confirmed(true, 1), "arm confirm 54"},
+			{54, tick, "confirm"},
+			{55, confirmedEarlier, ""},
+			{55, confirmed(true, 0), "acknowledged"},
+			{56, restricts(nil), "send [x y]"},
 		},
 		"without PodResources": {
-			{0, Restrict{Seq: 1, Closed: Closed{"x": ""}}, "send [-x y]"},
-			{3, Sent{1, 2}, "confirm"},
-			{4, Confirmed{Restriction: 1}, "acknowledged 1"},
+			{0, restricts(Closed{"x": ""}), "send [-x y], pending"},
+			{3, sent(2), "confirm"},
+			{4, confirmed(false, 0), "acknowledged"},
 		},
 		"calls of the device": {
 			{0, allocate(1, "x"), "admit"},
 			{0, allocate(2, "y"), "admit"},
-			{1, Restrict{Seq: 1, Closed: p}, "send [-x y]"},
-			{2, Sent{1, 2}, ""},
-			{3, AllocateCheck{Call: 1}, `refuse: device "x" is withdrawn: drift`},
-			{4, AllocateEnd{Call: 1}, "confirm"},
-			{5, Confirmed{Restriction: 1}, "acknowledged 1"},
-			{6, AllocateCheck{Call: 2}, "approve"},
+			{1, restricts(p), "send [-x y], pending"},
+			{2, sent(2), ""},
+			{3, checks(1), `refuse: device "x" is withdrawn: drift`},
+			{4, ends(1), "confirm"},
+			{5, confirmed(false, 0), "acknowledged"},
+			{6, checks(2), "approve"},
 		},
 		"a call that outlives the closing": {
 			{0, allocate(1, "x"), "admit"},
-			{1, Restrict{Seq: 1, Closed: p}, "send [-x y]"},
-			{2, Restrict{Seq: 2}, "send [x y], acknowledged 2"},
-			{3, AllocateCheck{Call: 1}, "refuse: the devices were withdrawn while the call was in flight; recreate the pod"},
+			{1, restricts(p), "send [-x y], pending"},
+			{2, restricts(nil), "send [x y], acknowledged"},
+			{3, checks(1), "refuse: the devices were withdrawn while the call was in flight; recreate the pod"},
 		},
 		"a part of what is withdrawn": {
-			{0, Restrict{Seq: 1, Closed: Closed{"p": "drift", "y": "drift"}}, "send [-x -y]"},
-			{1, Sent{1, 2}, "confirm"},
-			{2, Confirmed{Restriction: 1}, "acknowledged 1"},
-			{3, Restrict{Seq: 2, Closed: Closed{"p": "drift"}}, "send [-x y], acknowledged 2"},
+			{0, restricts(Closed{"p": "drift", "y": "drift"}), "send [-x -y], pending"},
+			{1, sent(2), "confirm"},
+			{2, confirmed(false, 0), "acknowledged"},
+			{3, restricts(Closed{"p": "drift"}), "send [-x y]"},
+		},
+		"an answer about fewer devices": {
+			{0, restricts(p), "send [-x y], pending"},
+			{1, sent(2), "confirm"},
+			{2, restricts(Closed{"p": "drift", "q": "drift"}), "send [-x -y]"},
+			{3, confirmed(true, 0), ""},
+			{4, sent(3), "confirm"},
+			{5, confirmed(true, 0), "acknowledged"},
 		},
 		"no device": {
-			{0, Restrict{Seq: 1, Closed: Closed{"z": "drift"}}, "acknowledged 1"},
+			{0, restricts(Closed{"z": "drift"}), ""},
 		},
 		"a device that moves to the function": {
-			{0, Restrict{Seq: 1, Closed: Closed{"z": "drift"}}, "acknowledged 1"},
-			{1, Snapshot{Devices: []Device{{ID: "x", Healthy: true, Function: "x", PF: "z"}}}, "send [-x -y], acknowledged 0"},
-			{2, Sent{1, 2}, "arm quiet 1002, confirm"},
-			{3, Confirmed{Restriction: 1}, "acknowledged 1"},
+			{0, restricts(Closed{"z": "drift"}), ""},
+			{1, snapshot(Device{ID: "x", Healthy: true, Function: "x", PF: "z"}), "send [-x -y], pending"},
+			{2, sent(2), "arm quiet 1002, confirm"},
+			{3, confirmed(false, 0), "acknowledged"},
 		},
 		"a new stream": {
-			{0, Restrict{Seq: 1, Closed: p}, "send [-x y]"},
-			{1, StreamDown{Stream: 1}, "arm register 2001, confirm"},
-			{2, Confirmed{Restriction: 1}, "acknowledged 1"},
-			{3, StreamUp{Stream: 2}, "send [-x y]"},
+			{0, restricts(p), "send [-x y], pending"},
+			{1, hangup(1), "arm register 2001, confirm"},
+			{2, confirmed(false, 0), "acknowledged"},
+			{3, listens, "send [-x y]"},
 		},
 		"a withdrawal of all": {
-			{0, Restrict{Seq: 1, Closed: p}, "send [-x y]"},
-			{1, Close{Epoch: 2}, "send [-x -y]"},
-			{2, Sent{1, 3}, "confirm"},
-			{3, Confirmed{Epoch: 2, Known: true}, "arm quiet 1003, acknowledged 1"},
-			{4, Open{Epoch: 3}, "send [-x y]"},
+			{0, restricts(p), "send [-x y], pending"},
+			{1, closes, "send [-x -y]"},
+			{2, sent(3), "confirm"},
+			{3, confirmed(true, 0), "arm quiet 1003, acknowledged"},
+			{4, opens, "send [-x y]"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := offeredResource(t)
-			acknowledged := uint64(0)
+			acknowledged := true
 			for n, m := range moments {
 				got := r.at(m.ms, m.event)
-				if a := r.Report().Restriction; a != acknowledged {
-					if acknowledged = a; got != "" {
+				if acknowledged != r.acknowledged {
+					if got != "" {
 						got += ", "
 					}
-					got += fmt.Sprintf("acknowledged %d", a)
+					acknowledged = r.acknowledged
+					got += map[bool]string{true: "acknowledged", false: "pending"}[acknowledged]
 				}
-				if got != m.want {
-					t.Fatalf("event %d (%T): %q, want %q", n, m.event, got, m.want)
+				if !same(got, m.want) {
+					t.Fatalf("event %d: %q, want %q", n, got, m.want)
 				}
 			}
 		})
@@ -93,54 +102,48 @@ func TestRestrict(t *testing.T) {
 // What the new claim closes is withdrawn at once; what only the old one closes is
 // offered after the scan.
 func TestTakeoverRestricts(t *testing.T) {
-	m := held(t, Claim{Closed: Closed{"p": "drift"}})
-	restricts := func(actions []Action) (all []string) {
-		for _, a := range actions {
-			if to, is := a.(Forward); is {
-				if r, restricts := to.Event.(Restrict); restricts {
-					all = append(all, fmt.Sprint(r.Closed))
-				}
-			}
-		}
-		return all
+	r, _ := held(t, Claim{Closed: Closed{"pf0": "drift"}})
+	m := r.gate
+	if got := listed(r.stream.List); got != "[-a0 a1]" {
+		t.Errorf("the first list is %s", got)
 	}
-	acknowledge := func() Status {
-		m.Step(noon, Reported{Resource: "a", Report: Report{Phase: Offered, Epoch: m.epoch, Restriction: m.restriction}})
-		return m.Status()
-	}
-	if s := m.Status(); s.Withdrawn {
-		t.Errorf("acknowledged before the resource: %+v", s)
-	}
-	if s := acknowledge(); !s.Withdrawn || s.State != Serving || s.Closed["p"] != "drift" {
+	if s := m.Status(); !s.Withdrawn || s.State != Serving || s.Closed["pf0"] != "drift" {
 		t.Errorf("%+v", s)
 	}
-	if got := fmt.Sprint(restricts(m.Step(noon, Enable{Session: "second", Claim: Claim{Closed: Closed{"q": "bad"}}}))); got != "[map[p:drift q:bad]]" {
-		t.Errorf("before the scan: %s", got)
+	_, err := m.Enable(noon, "second", Claim{Closed: Closed{"pf1": "bad"}})
+	if got := listed(r.stream.List); err != nil || got != "[-a0 -a1]" {
+		t.Errorf("before the scan: %s, %v", got, err)
 	}
-	if s := acknowledge(); s.Withdrawn {
+	if r.withdrawn(noon, Answer{Known: true}); m.Status().Withdrawn {
 		t.Error("acknowledged before the scan, after which a device can be another function's")
 	}
-	if got := fmt.Sprint(restricts(m.Step(noon, Scanned{Seq: m.scan}))); got != "[map[q:bad]]" {
+	r.scanned()
+	if got := listed(r.stream.List); got != "[a0 -a1]" {
 		t.Errorf("after the scan: %s", got)
 	}
-	if s := acknowledge(); !s.Withdrawn {
+	if s := m.Status(); !s.Withdrawn {
 		t.Errorf("%+v", s)
 	}
-	if got := fmt.Sprint(restricts(m.Step(noon, Configured{Hash: "h", Resources: []string{"a", "b"}}))); got != "[map[q:bad]]" {
-		t.Errorf("for a new resource: %s", got)
-	}
-	if s := m.Status(); s.Withdrawn {
-		t.Error("acknowledged before the new resource")
+	m.Configure(noon, "h", []string{"a", "b"})
+	if got := m.resources["b"].closed["pf1"]; got != "bad" {
+		t.Errorf("for a new resource: %q", got)
 	}
 }
 
 func TestErrorOfSeveralResources(t *testing.T) {
-	m := held(t, Claim{})
-	m.Step(noon, Configured{Hash: "h", Resources: []string{"a", "b", "c"}})
-	for name, text := range map[string]string{"a": "no kubelet", "b": "invalid name", "c": "no kubelet"} {
-		m.Step(noon, Reported{Resource: name, Report: Report{Phase: Offered, Epoch: m.epoch, Error: text}})
+	r, _ := held(t, Claim{})
+	m := r.gate
+	m.Configure(noon, "h", []string{"a", "b", "c"})
+	devices := map[string][]Device{}
+	for _, name := range m.names() {
+		devices[name] = []Device{testDevice(name, 0, true)}
 	}
-	m.Step(noon, Scanned{Seq: m.scan})
+	m.Scanned(noon, m.scan, devices, nil)
+	for name, text := range map[string]string{"b": "invalid name", "c": "no kubelet"} {
+		m.Served(noon, name, errors.New(text))
+	}
+	r.at(0, hangup(1))
+	r.at(2000, tick, served(errors.New("no kubelet")))
 	if got, want := m.Status().Error, "a, c: no kubelet; b: invalid name"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}

@@ -6,11 +6,7 @@ import (
 	"maps"
 	"slices"
 	"time"
-
-	"google.golang.org/grpc/codes"
 )
-
-var noon = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 
 // callLatency is the maximum for an Allocate call to arrive, and for a refusal
 // to return.
@@ -24,14 +20,13 @@ type world struct {
 	gate      *Gate
 	resources map[string]*fakeResource
 	queues    map[string][]func()
-	timers    map[string]map[Timer]time.Time
 	known     bool
 	cfg       Config
 
 	nodeState map[string][]Device
-	sessions  map[string]bool // accepted or not
-	answered  map[uint64]DisableReply
-	disables  int
+	sessions  []*Session   // accepted, and not ended
+	disables  []*Disabling // not answered
+	status    *Status
 	withdrawn bool   // a Disable returned OK, and no Enable followed
 	shut      Closed // acknowledged, and part of the claim since
 	exited    bool
@@ -41,14 +36,11 @@ type world struct {
 // fakeResource has the kubelet's view too.
 type fakeResource struct {
 	name        string
-	machine     *Resource
-	open        bool   // by the last event that arrived
-	closed      Closed // by the last event that arrived
-	epoch       uint64 // of the last Open that arrived
 	stopped     bool
 	kubeletView map[string]bool // healthy
-	stream      uint64          // 0: none
-	list        map[uint64]Send // not delivered yet
+	connected   bool            // the kubelet's end of stream
+	stream      *Stream         // nil: the plugin does not know it yet
+	seq         uint64          // newest list of stream
 	calls       map[uint64]*kubeletCall
 	lastEnd     time.Time
 	downAt      time.Time // when the plugin saw its stream end
@@ -58,14 +50,16 @@ type fakeResource struct {
 }
 
 type kubeletCall struct {
-	devices []string
-	sent    time.Time
-	arrived bool
-	refused time.Time
-	running bool
-	epoch   uint64
-	revoked bool // a device was closed since the call was admitted
+	devices  []string
+	sent     time.Time
+	arrived  bool
+	refused  time.Time
+	admitted *Call
+	openings int
+	revoked  bool // a device was closed since the call was admitted
 }
+
+func (k *kubeletCall) running() bool { return k.admitted != nil }
 
 // testDevice is a device on one of two PFs.
 func testDevice(resource string, index int, healthy bool) Device {
@@ -74,13 +68,13 @@ func testDevice(resource string, index int, healthy bool) Device {
 }
 
 func newWorld(cfg Config, known bool, violation func(string, ...any), names ...string) *world {
-	w := &world{violation: violation, now: noon, gate: New(cfg), resources: map[string]*fakeResource{}, queues: map[string][]func(){},
-		timers: map[string]map[Timer]time.Time{"": {}}, known: known, cfg: cfg, nodeState: map[string][]Device{}, sessions: map[string]bool{}, answered: map[uint64]DisableReply{}}
+	w := &world{violation: violation, now: noon, resources: map[string]*fakeResource{}, queues: map[string][]func(){},
+		known: known, cfg: cfg, nodeState: map[string][]Device{}}
+	w.gate = New(cfg, w)
 	for _, name := range names {
-		w.resources[name] = &fakeResource{name: name, machine: NewResource(), kubeletView: map[string]bool{}, list: map[uint64]Send{}, calls: map[uint64]*kubeletCall{}}
-		w.timers[name] = map[Timer]time.Time{}
+		w.resources[name] = &fakeResource{name: name, kubeletView: map[string]bool{}, calls: map[uint64]*kubeletCall{}}
 	}
-	w.stepGate(Configured{Hash: "h", Resources: names})
+	w.step(func() { w.gate.Configure(w.now, "h", names) })
 	return w
 }
 
@@ -105,51 +99,70 @@ func (w *world) move(name string) {
 	f()
 }
 
-func (w *world) stepGate(e Event) {
-	for _, a := range w.gate.Step(w.now, e) {
-		if w.exited {
-			w.violation("%T after Exit", a)
+// step runs an event of the gate, and takes what it has for others.
+func (w *world) step(event func()) {
+	event()
+	g := w.gate
+	for _, name := range g.names() {
+		w.takeList(w.resources[name])
+	}
+	w.sessions = slices.DeleteFunc(w.sessions, func(s *Session) bool {
+		if s.End != nil {
+			w.queue("streams", func() { w.step(func() { g.Disconnect(w.now, s) }) })
 		}
-		switch a := a.(type) {
-		case Forward:
-			if _, opens := a.Event.(Open); opens && !w.gate.shouldOffer() {
-				w.violation("%s is opened without a holder", a.Resource)
-			}
-			w.queue("to "+a.Resource, func() { w.step(w.resources[a.Resource], a.Event) })
-		case Scan:
-			w.queue("scan", func() {
-				for name, r := range w.resources {
-					w.step(r, Snapshot{Devices: w.nodeState[name]})
-				}
-				w.stepGate(Scanned{Seq: a.Seq})
-			})
-		case EndStream:
-			delete(w.sessions, a.Session)
-			w.queue("streams", func() { w.stepGate(StreamClosed{Session: a.Session}) })
-		case Publish:
-			if a.Status.Withdrawn {
-				w.shut = a.Status.Closed
-				w.checkWithdrawn()
-			}
-		case DisableReply:
-			w.answered[a.Call] = a
-			if a.Code == codes.OK {
-				w.withdrawn = true
-				w.checkWithdrawn()
-			}
-		case Set:
-			w.timers[""][a.Timer] = a.At
-		case Exit:
-			w.exited = true
+		return s.End != nil
+	})
+	w.disables = slices.DeleteFunc(w.disables, func(d *Disabling) bool {
+		w.withdrawn = w.withdrawn || d.Done && d.Err == nil
+		return d.Done
+	})
+	if s := g.Status(); s != w.status {
+		if w.status = s; s.Withdrawn {
+			w.shut = s.Closed
 		}
 	}
-	g := w.gate
+	w.checkWithdrawn()
 	if g.open && !g.shouldOffer() {
 		w.violation("open without a holder")
 	}
 	if !w.cfg.Controlled && !g.quitting && g.scanned && !g.open {
 		w.violation("closed though not controlled")
 	}
+	w.exited = g.Exited()
+}
+
+// takeList checks a new list, and sends it to the kubelet.
+func (w *world) takeList(r *fakeResource) {
+	machine := w.gate.resources[r.name]
+	for _, k := range r.calls {
+		for _, id := range k.devices {
+			d, exists := machine.snapshot[id]
+			k.revoked = k.revoked || k.running() && exists && w.gate.closed.Reason(d) != ""
+		}
+	}
+	if r.stream == nil || r.stream.Seq == r.seq {
+		return
+	}
+	r.seq = r.stream.Seq
+	if r.stopped {
+		w.violation("a list of %s after Stop", r.name)
+	}
+	list := r.stream.List
+	for _, d := range list {
+		if d.Healthy && !w.gate.open {
+			w.violation("%s offers %s while closed", r.name, d.ID)
+		}
+	}
+	for id, d := range machine.snapshot {
+		closed := w.gate.closed.Reason(d) != "" || w.gate.holder != nil && w.gate.holder.Closed.Reason(d) != ""
+		offered := slices.Contains(list, Device{ID: id, Healthy: true})
+		if want := w.gate.open && d.Healthy && !closed; offered != want {
+			w.violation("%s offers %s: %v, want %v", r.name, id, offered, want)
+		}
+	}
+	w.checkEmpty(r, list)
+	stream := r.stream
+	w.queue("list "+r.name, func() { w.deliverList(r, stream) })
 }
 
 // Devices stay withdrawn until the next Enable.
@@ -160,12 +173,12 @@ func (w *world) checkWithdrawn() {
 			continue
 		}
 		for id, healthy := range r.kubeletView {
-			if healthy && r.stream != 0 {
+			if healthy && r.connected {
 				w.violation("%s %s is offered after an acknowledged withdrawal", r.name, id)
 			}
 		}
 		for _, k := range r.calls {
-			if k.running && !r.stopped {
+			if k.running() && !r.stopped {
 				w.violation("a call of %s runs after an acknowledged withdrawal", r.name)
 			}
 		}
@@ -174,104 +187,65 @@ func (w *world) checkWithdrawn() {
 
 // Acknowledged functions are neither offered nor allocated.
 func (w *world) checkShut(r *fakeResource) {
-	for id, d := range r.machine.snapshot {
+	for id, d := range w.gate.resources[r.name].snapshot {
 		if w.shut.Reason(d) == "" {
 			continue
 		}
-		if r.kubeletView[id] && r.stream != 0 {
+		if r.kubeletView[id] && r.connected {
 			w.violation("%s %s is offered though acknowledged as withdrawn", r.name, id)
 		}
 		for _, k := range r.calls {
-			if k.running && !r.stopped && slices.Contains(k.devices, id) {
+			if k.running() && !r.stopped && slices.Contains(k.devices, id) {
 				w.violation("a call for %s runs though acknowledged as withdrawn", id)
 			}
 		}
 	}
 }
 
-func (w *world) step(r *fakeResource, e ResourceEvent) {
-	switch e := e.(type) {
-	case Restrict:
-		r.closed = e.Closed
-	case Open:
-		r.open, r.epoch = true, e.Epoch
-	case Close, Shutdown, Halt:
-		r.open = false
-	}
-	defer w.checkWithdrawn()
-	actions := r.machine.Step(w.now, e)
-	for id, d := range r.machine.snapshot {
-		for _, k := range r.calls {
-			k.revoked = k.revoked || k.running && r.closed.Reason(d) != "" && slices.Contains(k.devices, id)
-		}
-	}
-	for _, a := range actions {
-		switch a.(type) {
-		case Refuse, Notify:
-		default:
-			if r.stopped {
-				w.violation("%T after Stop", a)
-			}
-		}
-		w.act(r, a)
-	}
+// Scan implements Driver.
+func (w *world) Scan(seq uint64) {
+	w.queue("scan", func() { w.step(func() { w.gate.Scanned(w.now, seq, w.nodeState, nil) }) })
 }
 
-func (w *world) act(r *fakeResource, a Action) {
-	switch a := a.(type) {
-	case Serve:
-		w.queue("kubelet "+r.name, func() { w.step(r, Served{Err: r.injectedError()}) })
-	case Register:
-		if r.registry++; !r.downAt.IsZero() && w.now.Sub(r.downAt) < MinRegisterDelay {
-			w.violation("%s registers %s after its stream ended: the kubelet might stay at zero", r.name, w.now.Sub(r.downAt))
-		}
-		w.queue("kubelet "+r.name, func() { w.register(r) })
-	case Send:
-		for _, d := range a.Devices {
-			if d.Healthy && !r.open {
-				w.violation("%s offers %s while closed", r.name, d.ID)
-			}
-		}
-		for id, d := range r.machine.snapshot {
-			offered := slices.Contains(a.Devices, Device{ID: id, Healthy: true})
-			if want := r.open && d.Healthy && r.closed.Reason(d) == ""; offered != want {
-				w.violation("%s offers %s: %v, want %v", r.name, id, offered, want)
-			}
-		}
-		w.checkEmpty(r, a)
-		r.list[a.Stream] = a
-		w.queue("list "+r.name, func() { w.deliverList(r, a.Stream) })
-	case Admit:
-		r.calls[a.Call].running, r.calls[a.Call].epoch = true, r.epoch
-		w.queue("work "+r.name, func() { w.step(r, AllocateCheck(a)) })
-	case Approve:
-		if k := r.calls[a.Call]; !r.open || k != nil && (k.epoch != r.epoch || k.revoked) {
-			w.violation("%s approves a call while closed, or from before it was closed", r.name)
-		}
-		w.queue("work "+r.name, func() { w.answer(r, a.Call) })
-	case Refuse:
-		if k := r.calls[a.Call]; k != nil && !k.running {
-			k.refused, r.lastEnd = w.now, w.now
-		}
-		w.queue("work "+r.name, func() { w.answer(r, a.Call) })
-	case Confirm:
-		w.queue("ask "+r.name, func() {
-			offered := 0
-			for id, healthy := range r.kubeletView {
-				if healthy && r.stream != 0 && (a.Restriction == 0 || slices.Contains(a.Devices, id)) {
-					offered++
-				}
-			}
-			w.step(r, Confirmed{Epoch: a.Epoch, Restriction: a.Restriction, Known: w.known, Offered: offered, InUse: []Held{{ID: "x"}}})
-		})
-	case Notify:
-		w.queue("report "+r.name, func() { w.stepGate(Reported{Resource: r.name, Report: a.Report}) })
-	case Set:
-		w.timers[r.name][a.Timer] = a.At
-	case Stop:
-		r.stopped = true
-		w.endStream(r)
+func (w *world) working(name string) *fakeResource {
+	r := w.resources[name]
+	if r.stopped {
+		w.violation("%s gets work after Stop", name)
 	}
+	return r
+}
+
+func (w *world) Serve(name string) {
+	r := w.working(name)
+	w.queue("kubelet "+name, func() { w.step(func() { w.gate.Served(w.now, name, r.injectedError()) }) })
+}
+
+func (w *world) Register(name string) {
+	r := w.working(name)
+	if r.registry++; !r.downAt.IsZero() && w.now.Sub(r.downAt) < MinRegisterDelay {
+		w.violation("%s registers %s after its stream ended: the kubelet might stay at zero", name, w.now.Sub(r.downAt))
+	}
+	w.queue("kubelet "+name, func() { w.register(r) })
+}
+
+func (w *world) Confirm(name string, query uint64, devices []string) {
+	r := w.working(name)
+	w.queue("ask "+name, func() {
+		a := Answer{Known: w.known, InUse: []Held{{ID: "x"}}}
+		for id, healthy := range r.kubeletView {
+			if healthy && r.connected && (devices == nil || slices.Contains(devices, id)) {
+				a.Offered++
+			}
+		}
+		w.step(func() { w.gate.Confirmed(w.now, name, query, a) })
+	})
+}
+
+func (w *world) Stop(name string) {
+	r := w.working(name)
+	r.stopped = true
+	w.endStream(r)
+	w.queue("release "+name, func() { w.step(func() { w.gate.Released(w.now, name) }) })
 }
 
 func (r *fakeResource) injectedError() error {
@@ -283,46 +257,46 @@ func (r *fakeResource) injectedError() error {
 
 func (w *world) register(r *fakeResource) {
 	if err := r.injectedError(); err != nil {
-		w.step(r, Registered{Err: err})
+		w.step(func() { w.gate.Registered(w.now, r.name, err) })
 		return
 	}
 	if r.stopped {
 		return
 	}
 	w.endStream(r)
-	stream := w.id()
-	r.stream = stream
+	r.connected = true
 	w.queue("streams "+r.name, func() {
 		r.downAt = time.Time{}
-		w.step(r, StreamUp{Stream: stream})
+		w.step(func() { r.stream, r.seq = w.gate.Listen(w.now, r.name), 0 })
 	})
-	w.queue("kubelet "+r.name, func() { w.step(r, Registered{}) })
+	w.queue("kubelet "+r.name, func() { w.step(func() { w.gate.Registered(w.now, r.name, nil) }) })
 }
 
 // All devices are then unhealthy to the kubelet.
 func (w *world) endStream(r *fakeResource) {
-	if r.stream == 0 {
+	if !r.connected {
 		return
 	}
-	stream := r.stream
-	r.stream = 0
+	r.connected = false
 	for id := range r.kubeletView {
 		r.kubeletView[id] = false
 	}
 	w.queue("streams "+r.name, func() {
 		r.downAt = w.now // the plugin sees it only now
-		w.step(r, StreamDown{Stream: stream})
+		if s := r.stream; s != nil {
+			r.stream = nil
+			w.step(func() { w.gate.Hangup(w.now, r.name, s) })
+		}
 	})
 }
 
-func (w *world) deliverList(r *fakeResource, stream uint64) {
-	list, there := r.list[stream]
-	delete(r.list, stream)
-	if !there || r.stream != stream {
+// A newer list replaces one that was not delivered.
+func (w *world) deliverList(r *fakeResource, stream *Stream) {
+	if r.stream != stream || !r.connected {
 		return
 	}
 	view := map[string]bool{}
-	for _, d := range list.Devices {
+	for _, d := range stream.List {
 		view[d.ID] = d.Healthy
 	}
 	for id := range r.kubeletView {
@@ -337,17 +311,16 @@ func (w *world) deliverList(r *fakeResource, stream uint64) {
 	}
 	r.kubeletView = view
 	r.lists = append(r.lists, len(view))
-	w.step(r, Sent{Stream: stream, Seq: list.Seq})
-	w.checkWithdrawn()
+	w.step(func() { w.gate.Sent(w.now, r.name, stream, stream.Seq) })
 }
 
 // No empty list is issued while a call is in flight or was just answered.
-func (w *world) checkEmpty(r *fakeResource, s Send) {
-	if len(s.Devices) > 0 {
+func (w *world) checkEmpty(r *fakeResource, list []Device) {
+	if len(list) > 0 {
 		return
 	}
 	for _, k := range r.calls {
-		if k.running {
+		if k.running() {
 			w.violation("%s sends an empty list while a call runs", r.name)
 		}
 	}
@@ -358,7 +331,7 @@ func (w *world) checkEmpty(r *fakeResource, s Send) {
 
 func (w *world) allocate(r *fakeResource) {
 	for _, id := range slices.Sorted(maps.Keys(r.kubeletView)) {
-		if !r.kubeletView[id] || r.stream == 0 {
+		if !r.kubeletView[id] || !r.connected {
 			continue
 		}
 		call := w.id()
@@ -378,7 +351,26 @@ func (w *world) arrive(r *fakeResource, call uint64) {
 		return
 	}
 	k.arrived = true
-	w.step(r, AllocateBegin{Call: call, Devices: k.devices})
+	w.step(func() {
+		c, err := w.gate.Begin(w.now, r.name, k.devices)
+		if err != nil {
+			k.refused, r.lastEnd = w.now, w.now
+			w.queue("work "+r.name, func() { w.answer(r, call) })
+			return
+		}
+		k.admitted, k.openings = c, w.gate.resources[r.name].openings
+		w.queue("work "+r.name, func() { w.check(r, call) })
+	})
+}
+
+func (w *world) check(r *fakeResource, call uint64) {
+	w.step(func() {
+		k := r.calls[call]
+		if err := w.gate.Check(w.now, r.name, k.admitted); err == nil && (!w.gate.open || k.openings != w.gate.resources[r.name].openings || k.revoked) {
+			w.violation("%s approves a call while closed, or from before it was closed", r.name)
+		}
+		w.queue("work "+r.name, func() { w.answer(r, call) })
+	})
 }
 
 func (w *world) answer(r *fakeResource, call uint64) {
@@ -387,10 +379,10 @@ func (w *world) answer(r *fakeResource, call uint64) {
 		return
 	}
 	delete(r.calls, call)
-	if k.running {
+	if k.running() {
 		r.lastEnd = w.now
+		w.step(func() { w.gate.End(w.now, r.name, k.admitted) })
 	}
-	w.step(r, AllocateEnd{Call: call})
 }
 
 func (w *world) advance(d time.Duration) {
@@ -410,25 +402,7 @@ func (w *world) advance(d time.Duration) {
 	w.now = latest(w.now, until)
 }
 
-func (w *world) next() (owner string, name Timer, at time.Time, found bool) {
-	for _, o := range slices.Sorted(maps.Keys(w.timers)) {
-		for _, n := range slices.Sorted(maps.Keys(w.timers[o])) {
-			if t := w.timers[o][n]; !found || t.Before(at) {
-				owner, name, at, found = o, n, t, true
-			}
-		}
-	}
-	return
-}
-
-func (w *world) fire(owner string, name Timer) {
-	delete(w.timers[owner], name)
-	if owner == "" {
-		w.stepGate(Expired{Timer: name})
-		return
-	}
-	w.step(w.resources[owner], Expired{Timer: name})
-}
+func (w *world) tick() { w.step(func() { w.gate.Tick(w.now) }) }
 
 // Events and timers are processed in a fair order.
 func (w *world) runUntil(done func() bool) {
@@ -442,37 +416,35 @@ func (w *world) runUntil(done func() bool) {
 			}
 			continue
 		}
-		owner, name, at, found := w.next()
-		if !found {
+		at := w.gate.Next()
+		if at.IsZero() {
 			return
 		}
-		if at.After(w.now) {
-			w.advance(at.Sub(w.now))
-		}
-		w.fire(owner, name)
+		w.advance(at.Sub(w.now))
+		w.tick()
 	}
-	w.violation("events never end: queues %v, timers %v", w.nonEmptyQueues(), w.timers)
+	w.violation("events never end: queues %v, next %s", w.nonEmptyQueues(), w.gate.Next())
 }
 
 func (w *world) runUntilIdle() { w.runUntil(func() bool { return false }) }
 
-func (w *world) enable(claim Claim) string {
-	session := fmt.Sprintf("s%d", w.id())
-	w.sessions[session] = true
-	if code, _ := w.gate.refusal(claim); code == codes.OK {
+func (w *world) enable(claim Claim) {
+	if w.gate.refusal(claim) == nil {
 		w.shut = maps.Clone(w.shut)
 		maps.DeleteFunc(w.shut, func(address, _ string) bool { _, closed := claim.Closed[address]; return !closed })
 	}
-	w.stepGate(Enable{Session: session, Claim: claim})
-	if w.sessions[session] {
-		w.withdrawn = false
-	}
-	return session
+	w.step(func() {
+		if s, err := w.gate.Enable(w.now, fmt.Sprintf("s%d", w.id()), claim); err == nil {
+			w.sessions = append(w.sessions, s)
+			w.withdrawn = false
+		}
+	})
 }
 
-func (w *world) disable(session string) uint64 {
-	call := w.id()
-	w.disables++
-	w.stepGate(Disable{Call: call, Session: session})
-	return call
+func (w *world) disable(session string) (d *Disabling) {
+	w.step(func() {
+		d = w.gate.Disable(w.now, session)
+		w.disables = append(w.disables, d)
+	})
+	return d
 }

@@ -1,9 +1,11 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -19,45 +21,63 @@ func options() *v1beta1.DevicePluginOptions {
 }
 
 // GetDevicePluginOptions announces GetPreferredAllocation.
-func (r *resource) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {
+func (e *endpoint) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {
 	return options(), nil
 }
 
 // PreStartContainer does nothing and is not announced.
-func (r *resource) PreStartContainer(context.Context, *v1beta1.PreStartContainerRequest) (*v1beta1.PreStartContainerResponse, error) {
+func (e *endpoint) PreStartContainer(context.Context, *v1beta1.PreStartContainerRequest) (*v1beta1.PreStartContainerResponse, error) {
 	return &v1beta1.PreStartContainerResponse{}, nil
 }
 
 // ListAndWatch sends the gate's lists. The kubelet calls it once per
 // connection: it returns only when the client disconnects, the plugin stops, or
 // the kubelet ignores the stream (audit.go).
-func (r *resource) ListAndWatch(_ *v1beta1.Empty, wire grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
-	id, in, end := r.plugin.call()
-	defer end()
-	r.send(gate.StreamUp{Stream: id})
-	defer r.send(gate.StreamDown{Stream: id})
-	for {
-		select {
-		case <-wire.Context().Done():
-			return wire.Context().Err()
-		case <-r.closing:
-			return status.Error(codes.Unavailable, "the plugin is shutting down")
-		case a, open := <-in:
-			if !open { // by audit.go
-				return status.Error(codes.Aborted, "the kubelet ignores this stream")
-			}
-			list := a.(gate.Send)
-			if err := wire.Send(r.list(list.Devices)); err != nil {
-				return fmt.Errorf("send the device list: %w", err)
-			}
-			r.send(gate.Sent{Stream: id, Seq: list.Seq})
+func (e *endpoint) ListAndWatch(_ *v1beta1.Empty, wire grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
+	p := e.plugin
+	var s *gate.Stream
+	p.step(func(now time.Time) {
+		if s = p.gate.Listen(now, e.name); s != nil {
+			e.stream = s
 		}
+	})
+	if s == nil {
+		return answerOf(errStopped)
+	}
+	defer p.step(func(now time.Time) {
+		if e.stream == s {
+			e.stream = nil
+		}
+		p.gate.Hangup(now, e.name, s)
+	})
+	for seq := uint64(0); ; {
+		var list []gate.Device
+		var end error
+		err := p.await(wire.Context(), func() bool {
+			switch {
+			case e.stopped:
+				end = errStopped
+			case e.ignored == s:
+				end = &gate.End{Code: codes.Aborted, Reason: "the kubelet ignores this stream"}
+			case s.Seq == seq:
+				return false
+			}
+			seq, list = s.Seq, s.List
+			return true
+		})
+		if err = cmp.Or(err, end); err != nil {
+			return answerOf(err)
+		}
+		if err := wire.Send(e.list(list)); err != nil {
+			return fmt.Errorf("send the device list: %w", err)
+		}
+		p.step(func(now time.Time) { p.gate.Sent(now, e.name, s, seq) })
 	}
 }
 
 // A device that is leaving is not in the offer and has no topology.
-func (r *resource) list(devices []gate.Device) *v1beta1.ListAndWatchResponse {
-	o := r.offer.Load()
+func (e *endpoint) list(devices []gate.Device) *v1beta1.ListAndWatchResponse {
+	o := e.plugin.offer(e.name)
 	answer := &v1beta1.ListAndWatchResponse{Devices: make([]*v1beta1.Device, 0, len(devices))}
 	for _, d := range devices {
 		entry := &v1beta1.Device{ID: d.ID, Health: v1beta1.Unhealthy}
@@ -74,10 +94,9 @@ func (r *resource) list(devices []gate.Device) *v1beta1.ListAndWatchResponse {
 
 // GetPreferredAllocation is admitted like Allocate: the kubelet is choosing
 // from its list.
-func (r *resource) GetPreferredAllocation(ctx context.Context, q *v1beta1.PreferredAllocationRequest) (*v1beta1.PreferredAllocationResponse, error) {
+func (e *endpoint) GetPreferredAllocation(ctx context.Context, q *v1beta1.PreferredAllocationRequest) (*v1beta1.PreferredAllocationResponse, error) {
 	answer := &v1beta1.PreferredAllocationResponse{}
-	err := r.withAdmission(ctx, nil, func() error {
-		o := r.offer.Load()
+	err := e.withAdmission(nil, func(o *offer) error {
 		for _, c := range q.ContainerRequests {
 			ids := inventory.Prefer(o.pool, c.AvailableDeviceIDs, c.MustIncludeDeviceIDs, int(c.AllocationSize))
 			answer.ContainerResponses = append(answer.ContainerResponses, &v1beta1.ContainerPreferredAllocationResponse{DeviceIDs: ids})
@@ -91,16 +110,15 @@ func (r *resource) GetPreferredAllocation(ctx context.Context, q *v1beta1.Prefer
 }
 
 // Allocate verifies and records the devices before it answers.
-func (r *resource) Allocate(ctx context.Context, q *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
+func (e *endpoint) Allocate(ctx context.Context, q *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	var ids []string
 	for _, c := range q.ContainerRequests {
 		ids = append(ids, c.DevicesIds...)
 	}
 	answer := &v1beta1.AllocateResponse{}
-	err := r.withAdmission(ctx, ids, func() error {
-		o := r.offer.Load()
+	err := e.withAdmission(ids, func(o *offer) error {
 		for _, c := range q.ContainerRequests {
-			given, err := r.allocateContainer(ctx, o, c.DevicesIds)
+			given, err := e.allocateContainer(ctx, o, c.DevicesIds)
 			if err != nil {
 				return err
 			}
@@ -108,46 +126,46 @@ func (r *resource) Allocate(ctx context.Context, q *v1beta1.AllocateRequest) (*v
 		}
 		return nil
 	})
-	r.plugin.metrics.allocated(r.name, err)
+	e.plugin.metrics.allocated(e.name, err)
 	if err != nil {
 		return nil, err
 	}
 	return answer, nil
 }
 
-func (r *resource) allocateContainer(ctx context.Context, o *offer, ids []string) (*v1beta1.ContainerAllocateResponse, error) {
+func (e *endpoint) allocateContainer(ctx context.Context, o *offer, ids []string) (*v1beta1.ContainerAllocateResponse, error) {
 	members := make([]inventory.Member, 0, len(ids))
 	for _, id := range ids {
 		m, exists := o.members[id]
 		if !exists {
-			return nil, fmt.Errorf("device %q is not in resource %s", id, r.name)
+			return nil, fmt.Errorf("device %q is not in resource %s", id, e.name)
 		}
 		if m.Wrong != "" {
 			return nil, fmt.Errorf("device %q is not healthy: %s", id, m.Wrong)
 		}
-		if err := inventory.Verify(ctx, r.plugin.cfg.Discovery, m.Device); err != nil {
-			r.plugin.Rescan() // the kubelet's list is stale
+		if err := inventory.Verify(ctx, e.plugin.cfg.Discovery, m.Device); err != nil {
+			e.plugin.Rescan() // the kubelet's list is stale
 			return nil, fmt.Errorf("device %q changed after it was offered: %w", id, err)
 		}
 		members = append(members, m)
 	}
-	given, err := inventory.Allocate(o.pool.Resource, members, r.plugin.settings)
+	given, err := inventory.Allocate(o.pool.Resource, members, e.plugin.settings)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.plugin.recordAllocation(ctx, r.name, members); err != nil {
+	if err := e.plugin.recordAllocation(ctx, e.name, members); err != nil {
 		return nil, err
 	}
-	return given, r.writeDeviceInfo(o, members)
+	return given, e.writeDeviceInfo(o, members)
 }
 
-func (r *resource) writeDeviceInfo(o *offer, members []inventory.Member) error {
+func (e *endpoint) writeDeviceInfo(o *offer, members []inventory.Member) error {
 	for _, m := range members {
 		file, content, ok := inventory.DeviceInfo(o.pool.Resource, m)
 		if !ok {
 			continue
 		}
-		if err := r.plugin.cfg.Files.Write(file, content); err != nil {
+		if err := e.plugin.cfg.Files.Write(file, content); err != nil {
 			return fmt.Errorf("write device information of %q for Multus: %w", m.ID, err)
 		}
 	}
@@ -156,28 +174,31 @@ func (r *resource) writeDeviceInfo(o *offer, members []inventory.Member) error {
 
 // withAdmission needs the gate's admission before work, and its approval before
 // the answer.
-func (r *resource) withAdmission(ctx context.Context, ids []string, work func() error) error {
-	id, in, end := r.plugin.call()
-	defer end()
-	r.send(gate.AllocateBegin{Call: id, Devices: ids})
-	defer r.send(gate.AllocateEnd{Call: id})
-	if err := r.awaitVerdict(ctx, in); err != nil {
+func (e *endpoint) withAdmission(ids []string, work func(o *offer) error) error {
+	p := e.plugin
+	var call *gate.Call
+	var o *offer
+	var err error = errStopped
+	p.step(func(now time.Time) {
+		call, err = p.gate.Begin(now, e.name, ids)
+		o = p.offer(e.name)
+	})
+	if err != nil {
+		return answerOf(err)
+	}
+	defer p.step(func(now time.Time) { p.gate.End(now, e.name, call) })
+	if err := work(o); err != nil {
 		return err
 	}
-	if err := work(); err != nil {
-		return err
-	}
-	r.send(gate.AllocateCheck{Call: id})
-	return r.awaitVerdict(ctx, in)
+	err = errStopped
+	p.step(func(now time.Time) { err = p.gate.Check(now, e.name, call) })
+	return answerOf(err)
 }
 
-func (r *resource) awaitVerdict(ctx context.Context, in inbox) error {
-	a, err := r.plugin.next(ctx, in)
-	if errors.Is(err, errStopped) {
-		return status.Error(errStopped.Code, errStopped.Reason)
-	}
-	if refused, is := a.(gate.Refuse); is {
-		return status.Error(refused.Code, refused.Reason)
+// answerOf returns the answer for the kubelet.
+func answerOf(err error) error {
+	if end, is := errors.AsType[*gate.End](err); is {
+		return status.Error(end.Code, end.Reason)
 	}
 	return err
 }

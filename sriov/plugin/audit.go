@@ -15,39 +15,40 @@ const maxAuditPause = 30 * time.Second
 // connection but ignores its stream, and the resource stays at zero. A stream
 // without effect in two audits is ended, to register again.
 type audits struct {
-	status  gate.Status       // at the query
-	streams map[string]uint64 // by resource, at the query
-	ignored map[string]uint64 // without effect at the last audit
-	foreign map[string]bool   // resources with only another plugin's devices
+	due     time.Time
+	status  *gate.Status            // at the query
+	streams map[string]*gate.Stream // by resource, at the query
+	ignored map[string]*gate.Stream // without effect at the last audit
+	foreign map[string]bool         // resources with only another plugin's devices
 }
 
-func (p *Plugin) startAudit() {
+func (p *Plugin) startAudit(now time.Time) {
 	if p.cfg.Pods != nil {
-		p.loop.Set("audit", time.Now().Add(min(p.cfg.Interval, maxAuditPause)), auditDue{})
+		p.audits.due = now.Add(min(p.cfg.Interval, maxAuditPause))
 	}
 }
 
 func (a *audits) before(p *Plugin, asked []podsQuery) {
-	if !slices.ContainsFunc(asked, func(q podsQuery) bool { return q.resource == nil }) {
+	if !slices.ContainsFunc(asked, func(q podsQuery) bool { return q.resource == "" }) {
 		return
 	}
-	a.status, a.streams = p.Status(), map[string]uint64{}
-	for name, r := range p.resources {
-		a.streams[name] = r.stream
+	a.status, a.streams = p.gate.Status(), map[string]*gate.Stream{}
+	for name, e := range p.endpoints {
+		a.streams[name] = e.stream
 	}
 }
 
-func (p *Plugin) audit(pods podsAnswer) {
-	p.startAudit()
+func (p *Plugin) audit(now time.Time, pods podsAnswer) {
+	p.startAudit(now)
 	a := &p.audits
 	last := a.ignored
-	a.ignored = map[string]uint64{}
+	a.ignored = map[string]*gate.Stream{}
 	if !pods.known {
 		return
 	}
-	now := p.Status()
+	status := p.gate.Status()
 	audited := func(name string) bool {
-		return a.streams[name] != 0 && offeredThroughout(a.status.Resources[name], now.Resources[name])
+		return a.streams[name] != nil && offeredThroughout(a.status.Resources[name], status.Resources[name])
 	}
 	for name := range a.foreign { // withdrawn or removed
 		if !audited(name) {
@@ -55,7 +56,7 @@ func (p *Plugin) audit(pods podsAnswer) {
 			delete(a.foreign, name)
 		}
 	}
-	for name, r := range now.Resources {
+	for name, r := range status.Resources {
 		if !audited(name) {
 			continue
 		}
@@ -74,16 +75,14 @@ func (p *Plugin) audit(pods podsAnswer) {
 			a.ignored[name] = s
 		default:
 			p.logger.Warn("kubelet ignores the devices of a resource, registering again", "resource", name, "devices", r.Offered)
-			if in, open := p.calls.LoadAndDelete(s); open {
-				close(in.(inbox))
-			}
+			p.endpoints[name].ignored = s
 		}
 	}
 }
 
 func offeredThroughout(before, after gate.Report) bool {
 	offered := func(r gate.Report) bool { return r.Phase == gate.Offered && r.Streaming && r.Offered > 0 }
-	return offered(before) && offered(after) && before.Epoch == after.Epoch
+	return offered(before) && offered(after) && before.Openings == after.Openings
 }
 
 // checkForeign fails if all the kubelet's devices of a resource are another

@@ -97,10 +97,11 @@ func (p *Plugin) use(l *loaded) {
 	}
 	p.metrics.warned(l.warnings)
 	p.logger.Info("configuration loaded", "path", p.cfg.ConfigFile, "hash", l.hash, "resources", l.names())
-	if p.loaded.Load() == nil {
+	p.step(func(now time.Time) {
 		p.loaded.Store(l)
-	}
-	p.loop.Send(l)
+		p.rescan(now)
+		p.gate.Configure(now, l.hash, l.names())
+	})
 }
 
 // watchConfig reads the file after changes in its directory, such as a

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"path/filepath"
 	"strings"
@@ -16,35 +17,54 @@ import (
 
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/unixsock"
+	"github.com/cleatproject/cleat/sriov/gate"
 )
 
+// endpoint serves a resource's socket to the kubelet.
 type endpoint struct {
-	path     string
-	resource *resource
-	server   *server.GRPC
+	v1beta1.UnsafeDevicePluginServer // allocate.go has all methods
+
+	name    string
+	path    string
+	plugin  *Plugin
+	logger  *slog.Logger
+	server  *server.GRPC
+	notices problems // for logging
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	work   sync.WaitGroup
 
 	mu       sync.Mutex
 	listener *unixsock.Listener
 	closed   bool
 	serving  sync.WaitGroup
+
+	// Guarded by the plugin's monitor.
+	attempt int          // of Register
+	stream  *gate.Stream // newest ListAndWatch; nil: none
+	ignored *gate.Stream // a stream that the kubelet ignores
+	stopped bool
 }
 
 // SocketName returns a resource's socket name, as upstream:
 // example.com_dpdk.sock.
 func SocketName(resource string) string { return strings.ReplaceAll(resource, "/", "_") + ".sock" }
 
-func newEndpoint(r *resource) (*endpoint, error) {
-	c := r.plugin.cfg
+func newEndpoint(p *Plugin, name string) (*endpoint, error) {
+	c := p.cfg
 	srv, err := server.NewGRPC(server.GRPCConfig{Logger: c.Logger, Metrics: c.Metrics, Code: code, Quiet: isPeriodic, Throttle: refusedAllocate})
 	if err != nil {
 		return nil, err
 	}
-	v1beta1.RegisterDevicePluginServer(srv, r)
-	name := SocketName(r.name)
+	socket := SocketName(name)
 	if c.Hidden {
-		name = "." + name
+		socket = "." + socket
 	}
-	return &endpoint{path: filepath.Join(c.EndpointDir, name), resource: r, server: srv}, nil
+	e := &endpoint{name: name, path: filepath.Join(c.EndpointDir, socket), plugin: p, logger: p.logger.With("resource", name), server: srv}
+	e.ctx, e.cancel = context.WithCancel(p.ctx)
+	v1beta1.RegisterDevicePluginServer(srv, e)
+	return e, nil
 }
 
 // isPeriodic: too frequent for the log.
@@ -92,7 +112,7 @@ func (e *endpoint) ensure(ctx context.Context) error {
 	e.listener = l
 	e.serving.Go(func() {
 		if err := e.server.Serve(context.WithoutCancel(ctx), l); err != nil && !errors.Is(err, net.ErrClosed) {
-			e.resource.logger.Error("serving device plugin socket failed", "socket", e.path, "err", err)
+			e.logger.Error("serving device plugin socket failed", "socket", e.path, "err", err)
 		}
 	})
 	return err
@@ -102,12 +122,11 @@ func (e *endpoint) ensure(ctx context.Context) error {
 func (e *endpoint) close() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.closed = true
-	if e.listener == nil {
+	if e.closed = true; e.listener == nil {
 		return
 	}
 	if err := e.listener.Close(); err != nil {
-		e.resource.logger.Warn("cannot remove device plugin socket", "socket", e.path, "err", err)
+		e.logger.Warn("cannot remove device plugin socket", "socket", e.path, "err", err)
 	}
 }
 
@@ -117,7 +136,45 @@ func (e *endpoint) drain() {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 	defer cancel()
 	if err := e.server.Drain(ctx); err != nil {
-		e.resource.logger.Warn("canceled kubelet calls in flight", "socket", e.path, "err", err)
+		e.logger.Warn("canceled kubelet calls in flight", "socket", e.path, "err", err)
 	}
 	e.serving.Wait()
+}
+
+// register drops the result if a newer attempt has started.
+func (e *endpoint) register(attempt int) {
+	p := e.plugin
+	err := p.cfg.Registrar.Register(e.ctx, Registration{Resource: e.name, Endpoint: e.path, Options: options()})
+	p.step(func(now time.Time) {
+		if e.attempt != attempt {
+			return
+		}
+		p.metrics.registrations.WithLabelValues(e.name, okOrFailed(err)).Inc()
+		changed := e.notices.set("registration", err)
+		switch {
+		case err == nil:
+			e.logger.Info("registered with the kubelet", "socket", e.path)
+		case changed && e.ctx.Err() == nil:
+			e.logger.Warn("registration with the kubelet failed, will retry", "err", err)
+		}
+		p.gate.Registered(now, e.name, err)
+	})
+}
+
+// forget removes socket and registration, so that another server can use them.
+func (e *endpoint) forget() {
+	e.close()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.ctx), drainTimeout)
+	defer cancel()
+	if err := e.plugin.cfg.Registrar.Forget(ctx, e.name); err != nil {
+		e.logger.Warn("cannot remove kubelet registration", "err", err)
+	}
+}
+
+// end waits for the calls and the work of the endpoint.
+func (e *endpoint) end() {
+	e.cancel()
+	e.close()
+	e.drain()
+	e.work.Wait()
 }

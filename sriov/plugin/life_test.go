@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
 	"github.com/cleatproject/cleat/sriov/plugin"
@@ -98,7 +97,7 @@ func TestDisableReturnsAfterWithdrawal(t *testing.T) {
 	if n := r.kubelet.Allocatable(resource); n != 0 {
 		t.Errorf("%d devices are offered after Disable", n)
 	}
-	if d.Code != codes.OK || !d.Confirmed {
+	if !d.Acknowledged || !d.Confirmed {
 		t.Errorf("Disable answered %+v, want OK by the kubelet's word", d)
 	}
 	if held := d.InUse; len(held) != 1 || held[0].Resource != resource || held[0].Pod != "p" || held[0].ID != vfs[2] {
@@ -111,7 +110,7 @@ func TestDisableReturnsAfterWithdrawal(t *testing.T) {
 	for ended == nil {
 		_, ended = s.Next(testkit.Context(r.t))
 	}
-	if over, ok := errors.AsType[*control.End](ended); !ok || over.Code != codes.OK {
+	if over, ok := errors.AsType[*gate.End](ended); !ok || over.Code != codes.OK {
 		t.Errorf("the stream ended with %v, want OK", ended)
 	}
 }

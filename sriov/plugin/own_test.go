@@ -15,7 +15,6 @@ import (
 
 	"github.com/cleatproject/cleat/internal/linux/devlink"
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
-	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
 	"github.com/cleatproject/cleat/sriov/plugin"
@@ -23,12 +22,12 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-func (r *rig) end(s *plugintest.Stream) *control.End {
+func (r *rig) end(s *plugintest.Stream) *gate.End {
 	r.t.Helper()
 	ctx := testkit.Context(r.t)
 	for {
 		_, err := s.Next(ctx)
-		if over, ok := errors.AsType[*control.End](err); ok {
+		if over, ok := errors.AsType[*gate.End](err); ok {
 			return over
 		}
 		testkit.Must(r.t, err)
@@ -62,7 +61,7 @@ func TestLeaseRunsOut(t *testing.T) {
 	const lease = time.Second
 	r := newControlled(t, 2)
 	r.enable("long", gate.Claim{Generation: 1, Lease: time.Hour})
-	if got, err := r.plugin.Heartbeat(t.Context(), "long", time.Now()); err != nil || got != time.Hour {
+	if got, err := r.plugin.Heartbeat("long"); err != nil || got != time.Hour {
 		t.Errorf("a heartbeat is answered %s, %v", got, err)
 	}
 	r.awaitOffered(2)
@@ -75,7 +74,7 @@ func TestLeaseRunsOut(t *testing.T) {
 	if over := r.end(s); over.Code != codes.DeadlineExceeded {
 		t.Errorf("the stream ended with %v, want DEADLINE_EXCEEDED", over)
 	}
-	testkit.WantError(t, "a lease that ran out was renewed", testkit.Err(r.plugin.Heartbeat(t.Context(), "s", time.Now())), nil)
+	testkit.WantError(t, "a lease that ran out was renewed", testkit.Err(r.plugin.Heartbeat("s")), nil)
 }
 
 func TestHoldOutlastsALoss(t *testing.T) {
@@ -86,7 +85,7 @@ func TestHoldOutlastsALoss(t *testing.T) {
 	if s := r.plugin.Status(); s.Holding != gate.Lost || s.HoldEnds.IsZero() {
 		t.Errorf("the plugin says %+v, want that a hold time runs", s)
 	}
-	if d, err := r.plugin.Disable(testkit.Context(r.t), ""); err != nil || d.Code != codes.OK {
+	if d, err := r.plugin.Disable(testkit.Context(r.t), ""); err != nil || !d.Acknowledged {
 		t.Errorf("Disable: %+v, %v; no hold time applies to it", d, err)
 	}
 	r.awaitOffered(0)
@@ -134,7 +133,7 @@ func TestDisableContinuesWithoutItsCaller(t *testing.T) {
 	if err := <-result; status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("the call ended with %v, want that it is refused: the withdrawal goes on", err)
 	}
-	if d, err := r.plugin.Disable(testkit.Context(r.t), ""); err != nil || d.Code != codes.OK {
+	if d, err := r.plugin.Disable(testkit.Context(r.t), ""); err != nil || !d.Acknowledged {
 		t.Errorf("asked again: %+v, %v", d, err)
 	}
 }

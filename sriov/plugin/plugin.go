@@ -2,9 +2,9 @@
 // the kubelet (device plugin API v1beta1), as upstream's configuration says,
 // and withdraws them when their holder is lost.
 //
-// One event loop (internal/actor) owns the gate.Gate and every gate.Resource.
-// Calls, scans, registrations and PodResources queries run on their own
-// goroutines and send events.
+// A monitor (internal/monitor) guards the gate.Gate. Calls and streams step it on
+// their own goroutines and wait for what they need; scans, registrations and
+// PodResources queries run on goroutines that the gate starts (driver.go).
 package plugin
 
 import (
@@ -21,8 +21,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/cleatproject/cleat/internal/actor"
-	"github.com/cleatproject/cleat/sriov/control"
+	"github.com/cleatproject/cleat/internal/monitor"
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/inventory"
 	"github.com/cleatproject/cleat/sriov/podresources"
@@ -92,9 +91,7 @@ type Plugin struct {
 	metrics  *metrics
 	settings inventory.AllocateSettings
 
-	loop     *actor.Actor[event, action]
-	ids      atomic.Uint64
-	calls    sync.Map // by id; of ListAndWatch and all calls except Enable
+	monitor  *monitor.Monitor
 	loaded   atomic.Pointer[loaded]
 	loading  sync.Mutex
 	newest   string // last valid configuration; guarded by loading
@@ -111,11 +108,10 @@ type Plugin struct {
 	warned  []string
 	holders lastHolders
 
-	// Of the event loop.
+	// Guarded by the monitor.
 	ctx         context.Context
 	gate        *gate.Gate
-	resources   map[string]*resource
-	sessions    map[string]inbox // EnableDevices
+	endpoints   map[string]*endpoint
 	scans       scans
 	podsQueries podsQueries
 	audits      audits
@@ -131,13 +127,12 @@ func New(c Config) (*Plugin, error) {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	p := &Plugin{
-		cfg: c, logger: c.Logger, loop: actor.New[event, action](),
+		cfg: c, logger: c.Logger, endpoints: map[string]*endpoint{}, scans: scans{running: true}, audits: audits{foreign: map[string]bool{}},
 		settings: inventory.AllocateSettings{CDI: c.CDI, Exists: inventory.DeviceNodes{Sysfs: c.Discovery.Sysfs, Dev: c.Discovery.Dev}.Exists},
-		gate:     gate.New(gate.Config{Controlled: c.Controlled, WithdrawTimeout: c.Bound}), resources: map[string]*resource{},
-		sessions: map[string]inbox{}, audits: audits{foreign: map[string]bool{}},
 	}
-	first := p.gate.Status()
-	p.status.Store(&first)
+	p.gate = gate.New(gate.Config{Controlled: c.Controlled, WithdrawTimeout: c.Bound}, driver{p})
+	p.monitor = monitor.New(p.next, p.tick)
+	p.status.Store(p.gate.Status())
 	var err error
 	if p.metrics, err = newMetrics(c.Metrics, p); err != nil {
 		return nil, err
@@ -158,16 +153,22 @@ func (p *Plugin) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer p.running.Wait()
 	defer cancel()
-	p.ctx = ctx
-	p.startAudit()
+	p.step(func(now time.Time) {
+		p.ctx, p.scans.running = ctx, false
+		p.startAudit(now)
+		p.startScan()
+	})
 	p.running.Go(func() { p.watchConfig(ctx) })
 	p.watch(ctx, "functions", p.cfg.Watch, p.Rescan)
-	p.watch(ctx, "kubelet", p.cfg.Restarts, func() { p.loop.Send(kubeletStarted{}) })
-	step := func(now time.Time, e event) []action { return e.handle(p, now) }
-	_ = p.loop.Run(ctx, step, p.do) // ctx's error
+	p.watch(ctx, "kubelet", p.cfg.Restarts, func() {
+		p.logger.Info("kubelet restarted")
+		p.step(p.gate.KubeletStarted)
+	})
+	_ = p.monitor.Await(ctx, p.gate.Exited) // ctx's error
+	p.monitor.Close()
 	var all sync.WaitGroup
-	for _, r := range p.resources {
-		all.Go(r.stop)
+	for _, e := range p.endpoints {
+		all.Go(e.end)
 	}
 	all.Wait()
 	return nil
@@ -192,17 +193,15 @@ func (p *Plugin) Reload() {
 }
 
 // Rescan requests a scan.
-func (p *Plugin) Rescan() { p.loop.Send(rescan{}) }
+func (p *Plugin) Rescan() { p.step(p.rescan) }
 
 // Stop withdraws all devices and waits for that.
 func (p *Plugin) Stop(ctx context.Context) error {
-	p.loop.Send(gateEvent{Event: gate.Quit{}})
-	select {
-	case <-p.loop.Done():
-		return nil
-	case <-ctx.Done():
+	p.step(p.gate.Quit)
+	if err := p.monitor.Await(ctx, p.gate.Exited); err != nil && !errors.Is(err, monitor.ErrClosed) {
 		return fmt.Errorf("withdraw the devices: %w", ctx.Err())
 	}
+	return nil
 }
 
 // Check returns an error while the plugin has a problem. Waiting for a holder
@@ -214,7 +213,15 @@ func (p *Plugin) Check(context.Context) error {
 	return p.problems.err()
 }
 
-var _ control.Plugin = (*Plugin)(nil)
+var errStopped = &gate.End{Code: codes.Unavailable, Reason: "the plugin is shutting down"}
+
+func (p *Plugin) await(ctx context.Context, ready func() bool) error {
+	err := p.monitor.Await(ctx, ready)
+	if errors.Is(err, monitor.ErrClosed) {
+		return errStopped
+	}
+	return err
+}
 
 // Enable holds the devices until the stream ends. For another configuration
 // than the last one read, the file is read first.
@@ -222,52 +229,55 @@ func (p *Plugin) Enable(ctx context.Context, session string, c gate.Claim, send 
 	if newest, _ := p.hashes(); c.Hash != "" && c.Hash != newest {
 		p.reload()
 	}
-	in := newInbox()
-	p.loop.Send(gateEvent{Event: gate.Enable{Session: session, Claim: c}, inbox: in})
-	defer p.loop.Send(gateEvent{Event: gate.StreamClosed{Session: session}})
-	for {
-		a, err := p.next(ctx, in)
-		if err != nil {
+	var s *gate.Session
+	var err error = errStopped
+	p.step(func(now time.Time) { s, err = p.gate.Enable(now, session, c) })
+	if end, refused := err.(*gate.End); refused {
+		p.logEnd(session, end)
+		return end
+	}
+	defer p.step(func(now time.Time) { p.gate.Disconnect(now, s) })
+	for last := (*gate.Status)(nil); ; {
+		var end *gate.End
+		err := p.await(ctx, func() bool {
+			now := p.gate.Status()
+			changed := now != last
+			last, end = now, s.End
+			return changed || end != nil
+		})
+		switch {
+		case err != nil:
 			return err
+		case end != nil:
+			p.logEnd(session, end)
+			return end
 		}
-		switch a := a.(type) {
-		case gate.EndStream:
-			return &control.End{Code: a.Code, Reason: a.Reason}
-		case gate.Publish:
-			if err := send(a.Status); err != nil {
-				return err
-			}
+		if err := send(*last); err != nil {
+			return err
 		}
 	}
 }
 
 // Disable withdraws the devices and waits.
-func (p *Plugin) Disable(ctx context.Context, session string) (gate.DisableReply, error) {
-	id, in, end := p.call()
-	defer end()
-	p.loop.Send(gateEvent{Event: gate.Disable{Call: id, Session: session}})
-	a, err := p.next(ctx, in)
-	if err != nil {
-		p.loop.Send(gateEvent{Event: gate.DisableCanceled{Call: id}})
-		return gate.DisableReply{}, err
+func (p *Plugin) Disable(ctx context.Context, session string) (gate.Withdrawal, error) {
+	var d *gate.Disabling
+	p.step(func(now time.Time) { d = p.gate.Disable(now, session) })
+	if d == nil {
+		return gate.Withdrawal{}, errStopped
 	}
-	return a.(gate.DisableReply), nil
+	if err := p.await(ctx, func() bool { return d.Done }); err != nil {
+		p.step(func(now time.Time) { p.gate.Cancel(now, d) })
+		return gate.Withdrawal{}, err
+	}
+	return d.Withdrawal, d.Err
 }
 
 // Heartbeat renews a lease.
-func (p *Plugin) Heartbeat(ctx context.Context, session string, at time.Time) (time.Duration, error) {
-	id, in, end := p.call()
-	defer end()
-	p.loop.Send(gateEvent{at: at, Event: gate.Heartbeat{Call: id, Session: session}})
-	a, err := p.next(ctx, in)
-	if err != nil {
-		return 0, err
-	}
-	b := a.(gate.HeartbeatReply)
-	if b.Code != codes.OK {
-		return 0, &control.End{Code: b.Code, Reason: b.Reason}
-	}
-	return b.Lease, nil
+func (p *Plugin) Heartbeat(session string) (lease time.Duration, err error) {
+	err = errStopped
+	p.step(func(now time.Time) { lease, err = p.gate.Heartbeat(now, session) })
+	return lease, err
 }
 
+// Status returns the status, which must not be modified.
 func (p *Plugin) Status() gate.Status { return *p.status.Load() }

@@ -16,8 +16,9 @@ import (
 const podsTimeout = 2 * time.Second
 
 type podsQuery struct {
-	resource *resource // nil: for the audit
-	gate.Confirm
+	resource string // empty: for the audit
+	query    uint64
+	devices  []string
 }
 
 // podsQueries batches PodResources queries, one call at a time: a withdrawal
@@ -27,25 +28,10 @@ type podsQueries struct {
 	asking  bool
 }
 
-type podsAnswered struct {
-	queries []podsQuery
-	podsAnswer
-}
-
 type podsAnswer struct {
 	known   bool
 	offered map[string][]string
 	holders []podresources.Holder
-}
-
-// confirm queries for a resource's allocatable devices. If the kubelet never
-// called ListAndWatch, they are another plugin's.
-func (p *Plugin) confirm(r *resource, c gate.Confirm) {
-	if p.cfg.Pods == nil || !r.hadStream {
-		r.send(gate.Confirmed{Epoch: c.Epoch, Restriction: c.Restriction})
-		return
-	}
-	p.queryPods(podsQuery{r, c})
 }
 
 func (p *Plugin) queryPods(more ...podsQuery) {
@@ -57,36 +43,42 @@ func (p *Plugin) queryPods(more ...podsQuery) {
 	asked := q.waiting
 	q.waiting, q.asking = nil, true
 	p.audits.before(p, asked)
-	p.running.Go(func() { p.loop.Send(podsAnswered{asked, p.fetchPods()}) })
+	p.running.Go(func() {
+		a := p.fetchPods()
+		p.step(func(now time.Time) {
+			p.podsQueries.asking = false
+			for _, q := range asked {
+				p.podsAnswered(now, q, a)
+			}
+			p.queryPods()
+		})
+	})
 }
 
-func (a podsAnswered) handle(p *Plugin, now time.Time) []action {
-	p.podsQueries.asking = false
-	var all []action
-	for _, q := range a.queries {
-		if q.resource == nil {
-			p.audit(a.podsAnswer)
-			continue
-		}
-		c := gate.Confirmed{Epoch: q.Epoch, Restriction: q.Restriction, Known: a.known}
-		for _, id := range a.offered[q.resource.name] {
-			if q.Restriction == 0 || slices.Contains(q.Devices, id) {
-				c.Offered++
-			}
-		}
-		for _, h := range a.holders {
-			if h.Resource == q.resource.name {
-				c.InUse = append(c.InUse, gate.Held(h))
-			}
-		}
-		all = append(all, p.stepResource(now, q.resource, c)...)
+func (p *Plugin) podsAnswered(now time.Time, q podsQuery, a podsAnswer) {
+	if q.resource == "" {
+		p.audit(now, a)
+		return
 	}
-	p.queryPods()
-	return all
+	answer := gate.Answer{Known: a.known}
+	for _, id := range a.offered[q.resource] {
+		if q.devices == nil || slices.Contains(q.devices, id) {
+			answer.Offered++
+		}
+	}
+	for _, h := range a.holders {
+		if h.Resource == q.resource {
+			answer.InUse = append(answer.InUse, gate.Held(h))
+		}
+	}
+	p.gate.Confirmed(now, q.resource, q.query, answer)
 }
 
 // fetchPods retries: the kubelet has one rate limit for all clients.
 func (p *Plugin) fetchPods() podsAnswer {
+	if p.cfg.Pods == nil {
+		return podsAnswer{}
+	}
 	ctx, cancel := context.WithTimeout(p.ctx, podsTimeout)
 	defer cancel()
 	for {

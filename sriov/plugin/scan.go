@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,49 @@ type scanResult struct {
 	files      error             // writing files for other programs failed
 }
 
+// offer is immutable.
+type offer struct {
+	pool    inventory.Pool
+	members map[string]inventory.Member
+}
+
+func newOffer(p inventory.Pool) *offer {
+	o := &offer{pool: p, members: make(map[string]inventory.Member, len(p.Members))}
+	for _, m := range p.Members {
+		o.members[m.ID] = m
+	}
+	return o
+}
+
+// offer returns what the last scan found for a resource.
+func (p *Plugin) offer(resource string) *offer {
+	if f := p.found.Load(); f != nil && f.offers[resource] != nil {
+		return f.offers[resource]
+	}
+	return newOffer(inventory.Pool{})
+}
+
+func (o *offer) unhealthy(why error) *offer {
+	p := o.pool
+	p.Members = slices.Clone(p.Members)
+	for i := range p.Members {
+		p.Members[i].Wrong = cmp.Or(p.Members[i].Wrong, why.Error())
+	}
+	return newOffer(p)
+}
+
+func (o *offer) devices() []gate.Device {
+	all := make([]gate.Device, 0, len(o.members))
+	for _, m := range o.pool.Members {
+		all = append(all, gateDevice(m))
+	}
+	return all
+}
+
+func gateDevice(m inventory.Member) gate.Device {
+	return gate.Device{ID: m.ID, Healthy: m.Wrong == "", Function: m.Function.Address, PF: m.Function.PF}
+}
+
 // The pause before a scan for changes is minScanPause, or scanPauseFactor times
 // the duration of the last scan, to limit the CPU usage of a change storm.
 const (
@@ -36,71 +80,64 @@ const (
 
 // scans is the state of the scans; one runs at a time.
 type scans struct {
-	seq      uint64 // of the gate's last Scan
-	running  bool
+	seq      uint64    // of the gate's last Scan
+	running  bool      // or Run was not called
 	again    bool      // by the gate, during a scan
 	changed  bool      // during a scan
 	earliest time.Time // for a change
+	due      time.Time
 }
 
-// scanNow scans now, or after the running scan.
-func (p *Plugin) scanNow(seq uint64) {
-	p.scans.seq = seq
-	p.startScan()
-}
-
+// startScan scans now, or after the running scan.
 func (p *Plugin) startScan() {
 	if p.scans.running {
 		p.scans.again = true
 		return
 	}
 	p.scans.running, p.scans.again, p.scans.changed = true, false, false
-	p.loop.Clear("scan")
+	p.scans.due = time.Time{}
 	seq := p.scans.seq
-	p.running.Go(func() { p.loop.Send(p.scan(p.ctx, seq)) })
+	p.running.Go(func() {
+		f := p.scan(p.ctx, seq)
+		p.step(func(now time.Time) { p.scanned(now, f) })
+	})
 }
 
-func (rescan) handle(p *Plugin, now time.Time) []action {
+func (p *Plugin) rescan(now time.Time) {
 	switch {
 	case p.scans.running:
 		p.scans.changed = true
 	case now.Before(p.scans.earliest):
-		p.loop.Set("scan", p.scans.earliest, rescan{})
+		p.scans.due = p.scans.earliest
 	default:
 		p.startScan()
 	}
-	return nil
 }
 
-// Resources get their snapshots before the gate gets Scanned. A result for an
-// older configuration is dropped: another scan follows.
-func (f *scanResult) handle(p *Plugin, now time.Time) []action {
-	var all []action
+// scanned drops a result for an older configuration: another scan follows.
+func (p *Plugin) scanned(now time.Time, f *scanResult) {
 	if f.loaded == p.loaded.Load() {
+		devices := map[string][]gate.Device{}
+		for name, o := range f.offers {
+			devices[name] = o.devices()
+		}
 		if f.err == nil {
 			p.found.Store(f)
 		}
-		for name, o := range f.offers {
-			if r := p.resource(name); r != nil {
-				r.offer.Store(o)
-				all = append(all, p.stepResource(now, r, gate.Snapshot{Devices: o.devices()})...)
-			}
-		}
-		all = append(all, p.stepGate(now, gate.Scanned{Seq: f.seq, Err: f.err})...)
+		p.gate.Scanned(now, f.seq, devices, f.err)
 	}
 	rest, wait := max(minScanPause, scanPauseFactor*f.took), p.cfg.Interval
 	p.scans.running, p.scans.earliest = false, now.Add(rest)
 	switch {
 	case p.scans.again:
 		p.startScan()
-		return all
+		return
 	case p.scans.changed:
 		wait = rest
 	case f.err != nil || f.files != nil:
 		wait = min(wait, max(scanRetryDelay, scanPauseFactor*f.took))
 	}
-	p.loop.Set("scan", now.Add(wait), rescan{})
-	return all
+	p.scans.due = now.Add(wait)
 }
 
 func (p *Plugin) scan(ctx context.Context, seq uint64) *scanResult {

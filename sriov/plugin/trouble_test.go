@@ -441,7 +441,7 @@ func TestContextEnds(t *testing.T) {
 		t.Errorf("the socket is left: %v", err)
 	}
 	testkit.WantError(t, "a plugin that has ended answers", testkit.Err(p.Disable(t.Context(), "")), nil)
-	testkit.WantError(t, "a plugin that has ended answers", testkit.Err(p.Heartbeat(t.Context(), "s", time.Now())), nil)
+	testkit.WantError(t, "a plugin that has ended answers", testkit.Err(p.Heartbeat("s")), nil)
 	s := plugintest.Enable(t.Context(), p, "s", gate.Claim{})
 	if over := r.end(s); over.Code != codes.Unavailable {
 		t.Errorf("a stream to a plugin that has ended ends with %v", over)
@@ -554,7 +554,7 @@ func TestWithdrawalWithoutPodResources(t *testing.T) {
 	r.enable(r.t.Name(), gate.Claim{Generation: 1})
 	r.awaitOffered(1)
 	before := r.pods.asked.Load()
-	if d, err := r.plugin.Disable(testkit.Context(r.t), ""); err != nil || d.Code != codes.OK || d.Confirmed {
+	if d, err := r.plugin.Disable(testkit.Context(r.t), ""); err != nil || !d.Acknowledged || d.Confirmed {
 		t.Errorf("Disable: %+v, %v; want OK, and not confirmed", d, err)
 	}
 	if n := r.pods.asked.Load() - before; n != 1 {

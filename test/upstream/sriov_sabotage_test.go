@@ -29,9 +29,9 @@ var sriovSabotages = []struct {
 		// A refused call does not harm a kubelet: that guard is omitted too.
 		name: "the list is empty at once",
 		left: []replacement{{
-			file: "sriov/gate/resource.go",
-			old:  "\tif reason != \"\" {\n\t\tr.do(",
-			new:  "\tif reason == \"never\" {\n\t\tr.do(",
+			file: "sriov/gate/resource_allocate.go",
+			old:  "\tif reason != \"\" {\n\t\treturn &End",
+			new:  "\tif reason == \"never\" {\n\t\treturn &End",
 		}, {
 			file: "sriov/gate/resource_list.go",
 			old:  "case r.phase == Withdrawing:",
@@ -52,8 +52,8 @@ var sriovSabotages = []struct {
 		name: "the server stops for a pause",
 		left: []replacement{{
 			file: "sriov/gate/resource.go",
-			old:  "\tr.phase, r.confirmation = Withdrawing, confirmation{}\n\tfor id",
-			new:  "\tr.stop()\n\tfor id",
+			old:  "\tr.phase, r.acknowledgement = Withdrawing, acknowledgement{}\n",
+			new:  "\tr.stop()\n",
 		}},
 		test:    "^TestSriovNothingBeforeEnable$",
 		symptom: "capacity 0, allocatable 0: the kubelet has map[example.com/vf:[4 0]]",

@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
-
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/grants"
 	"github.com/cleatproject/cleat/sriov/plugin/plugintest"
@@ -39,7 +37,7 @@ func TestSriovNothingBeforeEnable(t *testing.T) {
 	n.awaitCounts(4, 4)
 	n.enable(3) // the devices stay with a new generation
 	d, err := n.plugin.Disable(t.Context(), "")
-	if err != nil || d.Code != codes.OK || !d.Confirmed {
+	if err != nil || !d.Acknowledged || !d.Confirmed {
 		t.Fatalf("Disable: %+v, %v; want OK, confirmed", d, err)
 	}
 	n.await("no device is allocatable", func(k *sriovKubelet) bool { return k.counts[sriovResource][1] == 0 })
