@@ -2,7 +2,6 @@ package control
 
 import (
 	"context"
-	"reflect"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -30,68 +29,31 @@ const (
 	heartbeatInterval = 10 * time.Second
 )
 
-type (
-	event  interface{ apply(*renewal) }
-	action interface {
-		run(context.Context, *Renewer)
-	}
-)
+// dialer does the I/O of a renewal. A method starts the work and returns.
+type dialer interface {
+	// open calls EnableDevices for a stream; received and ended follow.
+	open(s *stream)
+	// heartbeat calls Heartbeat; beaten follows.
+	heartbeat(s *stream, timeout time.Duration)
+	// disable calls DisableDevices; disabled follows.
+	disable(session string)
+	// lost counts the loss of an accepted stream.
+	lost(code string)
+}
 
-type (
-	enableRequested  struct{ claim gate.Claim }
-	disableRequested struct{ waiter waiter }
-	waiterCanceled   struct{ waiter waiter }
-	statusReceived   struct {
-		stream  uint64
-		session string
-		status  gate.Status
-	}
-	// Accepted or not.
-	streamEnded struct {
-		stream uint64
-		cause  failure
-	}
-	heartbeatDone struct {
-		stream uint64
-		cause  *failure
-	}
-	disableDone struct {
-		result gate.Withdrawal
-		cause  *failure
-	}
-	timerExpired struct{}
-)
-
-type (
-	openStream struct {
-		stream uint64
-		claim  gate.Claim
-	}
-	closeStream struct{ stream uint64 }
-	heartbeat   struct {
-		stream  uint64
-		session string
-		timeout time.Duration
-	}
-	disable struct{ session string }
-	answer  struct {
-		waiter waiter
-		result gate.Withdrawal
-		err    error
-	}
-	// Of an accepted stream.
-	countLoss struct{ code string }
-	publish   struct{ status RenewerStatus }
-)
-
-type waiter chan answer
+// disableCall is a call of Renewer.Disable; once it is done, the others are final.
+type disableCall struct {
+	done   bool
+	result gate.Withdrawal
+	err    error
+}
 
 // renewal is a Renewer's state machine, without I/O.
 type renewal struct {
+	dialer dialer // nil: Run was not called
 	jitter func(time.Duration) time.Duration
 
 	now       time.Time
-	out       []action
 	published RenewerStatus
 
 	desired    *gate.Claim
@@ -99,13 +61,12 @@ type renewal struct {
 	failure    failure      // last
 	retryState RenewerState // until the retry
 
-	lastStream       uint64
 	opening, current *stream // not accepted; accepted
 	retryAt          time.Time
 	backoff          backoff
 	staleUntil       time.Time // a loss until then counts as caused by a suspended process
 
-	waiters        []waiter
+	waiters        []*disableCall
 	disabling      bool // in flight
 	anyHolder      bool // not only this renewer's session
 	reached        bool // since Disable
@@ -114,7 +75,6 @@ type renewal struct {
 }
 
 type stream struct {
-	id        uint64
 	claim     gate.Claim
 	since     time.Time // opened, or accepted
 	session   string    // empty without the extensions
@@ -125,6 +85,9 @@ type stream struct {
 	heartbeatAt       time.Time
 	heartbeatInFlight bool
 	noHeartbeats      bool // not implemented by the plugin
+
+	cancel context.CancelFunc // ends it
+	client *Client            // of an accepted stream
 }
 
 type backoff struct {
@@ -153,24 +116,21 @@ func (b *backoff) next(slow bool, jitter func(time.Duration) time.Duration) time
 	return d
 }
 
-func (r *renewal) step(now time.Time, e event) []action {
+func (r *renewal) step(now time.Time, event func()) {
 	if now.After(r.now) {
 		r.now = now
 	}
-	r.out = nil
 	r.detectSuspension()
-	e.apply(r)
-	if r.desired == nil {
+	event()
+	switch {
+	case r.dialer == nil:
+	case r.desired == nil:
 		r.withdraw()
-	} else {
+	default:
 		r.open()
 		r.heartbeat()
 	}
-	if s := r.status(); !reflect.DeepEqual(s, r.published) {
-		r.published = s
-		r.do(publish{s})
-	}
-	return r.out
+	r.published = r.status()
 }
 
 // detectSuspension looks at the gap between two events.
@@ -189,15 +149,12 @@ func (r *renewal) detectSuspension() {
 	s.checkedAt = r.now
 }
 
-func (timerExpired) apply(*renewal) {}
-
-func (e enableRequested) apply(r *renewal) {
-	c := e.claim
+func (r *renewal) enable(c gate.Claim) {
 	if r.desired != nil && r.desired.Equal(c) && r.halted == "" {
 		return
 	}
 	for _, w := range r.waiters {
-		r.do(answer{waiter: w, err: errEnabled})
+		w.done, w.err = true, errEnabled
 	}
 	r.desired, r.waiters, r.halted, r.failure, r.retryState = &c, nil, "", failure{}, ""
 	r.retryAt, r.backoff, r.staleUntil = r.now, backoff{}, time.Time{}
@@ -227,51 +184,47 @@ func (r *renewal) open() {
 	if r.current != nil && r.current.session == "" {
 		r.close(&r.current)
 	}
-	r.lastStream++
-	r.opening = &stream{id: r.lastStream, claim: *r.desired, since: r.now}
-	r.do(openStream{stream: r.lastStream, claim: *r.desired})
+	r.opening = &stream{claim: *r.desired, since: r.now}
+	r.dialer.open(r.opening)
 }
 
 func (r *renewal) holdsDesired() bool {
 	return r.current != nil && r.current.claim.Equal(*r.desired) && !r.current.withdrawn
 }
 
-func (e statusReceived) apply(r *renewal) {
-	if s := r.opening; s != nil && s.id == e.stream {
+func (r *renewal) received(s *stream, session string, status gate.Status) {
+	if s == r.opening {
 		r.close(&r.current)
 		r.current, r.opening = s, nil
-		s.since, s.session, s.checkedAt = r.now, e.session, r.now
+		s.since, s.session, s.checkedAt = r.now, session, r.now
 		s.heartbeatAt = r.now.Add(s.heartbeatInterval())
 		r.failure, r.retryState, r.staleUntil = failure{}, "", time.Time{}
 		r.reached = true
 	}
-	if s := r.current; s != nil && s.id == e.stream {
-		s.status = e.status
-	}
+	s.status = status
 }
 
-func (e streamEnded) apply(r *renewal) {
-	switch {
-	case r.opening != nil && r.opening.id == e.stream:
-		withdrawn := r.opening.withdrawn
+// ended reports the end of a stream, accepted or not.
+func (r *renewal) ended(s *stream, cause failure) {
+	switch s {
+	case r.opening:
 		r.opening = nil
-		if r.desired != nil && !withdrawn {
-			r.failed(e.cause)
+		if r.desired != nil && !s.withdrawn {
+			r.failed(cause)
 		}
-	case r.current != nil && r.current.id == e.stream:
-		last := r.current
+	case r.current:
 		r.current = nil
-		if r.now.Sub(last.since) >= backoffReset {
+		if r.now.Sub(s.since) >= backoffReset {
 			r.backoff = backoff{}
 		}
-		if r.desired == nil || last.withdrawn {
+		if r.desired == nil || s.withdrawn {
 			return
 		}
-		if r.opening == nil || e.cause.code != codes.Aborted { // caused by the opening stream taking over
-			r.do(countLoss{e.cause.label()})
+		if r.opening == nil || cause.code != codes.Aborted { // caused by the opening stream taking over
+			r.dialer.lost(cause.label())
 		}
 		if r.opening == nil {
-			r.failed(e.cause)
+			r.failed(cause)
 		}
 	}
 }
@@ -326,39 +279,36 @@ func (r *renewal) heartbeat() {
 		return
 	}
 	s.heartbeatInFlight, s.heartbeatAt = true, r.now.Add(s.heartbeatInterval())
-	r.do(heartbeat{stream: s.id, session: s.session, timeout: s.heartbeatTimeout()})
+	r.dialer.heartbeat(s, s.heartbeatTimeout())
 }
 
 // A plugin that does not answer hangs: the stream ends. One that answers ends the
 // stream itself if the lease was lost. After a suspension of this process a
 // failure shows nothing about the plugin.
-func (e heartbeatDone) apply(r *renewal) {
-	s := r.current
-	if s == nil || s.id != e.stream {
+func (r *renewal) beaten(s *stream, cause *failure) {
+	if s != r.current {
 		return
 	}
 	s.heartbeatInFlight = false
 	switch {
-	case e.cause == nil:
-	case e.cause.answered && e.cause.code == codes.Unimplemented:
+	case cause == nil:
+	case cause.answered && cause.code == codes.Unimplemented:
 		s.noHeartbeats = true
-	case e.cause.answered:
+	case cause.answered:
 	case r.now.Before(r.staleUntil):
 		s.heartbeatAt = r.now
 	default:
-		r.do(closeStream{stream: s.id})
-		streamEnded{e.stream, *e.cause}.apply(r)
+		s.cancel()
+		r.ended(s, *cause)
 	}
 }
 
 func (r *renewal) close(s **stream) {
 	if *s != nil {
-		r.do(closeStream{stream: (*s).id})
+		(*s).cancel()
 		*s = nil
 	}
 }
-
-func (r *renewal) do(a action) { r.out = append(r.out, a) }
 
 func (r *renewal) next() time.Time {
 	var first time.Time
@@ -368,6 +318,7 @@ func (r *renewal) next() time.Time {
 		}
 	}
 	switch {
+	case r.dialer == nil:
 	case r.desired == nil:
 		if !r.disabling && (len(r.waiters) > 0 || r.current != nil) {
 			at(r.disableAt)

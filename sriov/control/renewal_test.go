@@ -3,7 +3,8 @@ package control
 import (
 	"errors"
 	"fmt"
-	"strings"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -15,39 +16,140 @@ import (
 
 var noon = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 
-type machine struct {
-	t *testing.T
-	k *renewal
-	s time.Duration
-
-	waiters waiters
-}
-
-type waiters map[uint64]waiter
-
-func (w waiters) at(n uint64) waiter {
-	if w[n] == nil {
-		w[n] = make(waiter)
+type (
+	event            interface{ apply(p *script) }
+	enableRequested  struct{ claim gate.Claim }
+	disableRequested struct{ call uint64 }
+	waiterCanceled   struct{ call uint64 }
+	statusReceived   struct {
+		stream  uint64
+		session string
 	}
-	return w[n]
+	streamEnded struct {
+		stream uint64
+		cause  failure
+	}
+	heartbeatDone struct {
+		stream uint64
+		cause  *failure
+	}
+	disableDone struct {
+		result gate.Withdrawal
+		cause  *failure
+	}
+	timerExpired struct{}
+)
+
+func (e enableRequested) apply(p *script)  { p.k.enable(e.claim) }
+func (e disableRequested) apply(p *script) { p.k.disable(p.call(e.call)) }
+func (e waiterCanceled) apply(p *script)   { p.k.cancel(p.call(e.call)) }
+func (e statusReceived) apply(p *script)   { p.k.received(p.stream(e.stream), e.session, gate.Status{}) }
+func (e streamEnded) apply(p *script)      { p.k.ended(p.stream(e.stream), e.cause) }
+func (e heartbeatDone) apply(p *script)    { p.k.beaten(p.stream(e.stream), e.cause) }
+func (e disableDone) apply(p *script)      { p.k.disabled(e.result, e.cause) }
+func (timerExpired) apply(*script)         {}
+
+// script is a dialer that records what it is asked for. Streams and calls have
+// numbers from 1.
+type script struct {
+	k       *renewal
+	streams []*stream
+	calls   map[uint64]*disableCall
+	said    []string
+
+	opens, beats func(stream uint64)
+	closes       func(stream uint64)
+	disables     func()
+	answers      func(call uint64, d *disableCall)
 }
 
-func (w waiters) number(x waiter) uint64 {
-	for n, y := range w {
-		if x == y {
-			return n
+func newScript() *script {
+	p := &script{calls: map[uint64]*disableCall{}}
+	p.k = &renewal{dialer: p}
+	return p
+}
+
+func (p *script) call(n uint64) *disableCall {
+	if p.calls[n] == nil {
+		p.calls[n] = &disableCall{}
+	}
+	return p.calls[n]
+}
+
+// stream returns one that does not exist, too.
+func (p *script) stream(n uint64) *stream {
+	if n == 0 || n > uint64(len(p.streams)) {
+		return &stream{}
+	}
+	return p.streams[n-1]
+}
+
+func (p *script) number(s *stream) uint64 { return uint64(slices.Index(p.streams, s) + 1) }
+
+func (p *script) say(format string, args ...any) {
+	p.said = append(p.said, fmt.Sprintf(format, args...))
+}
+
+func (p *script) open(s *stream) {
+	p.streams = append(p.streams, s)
+	n := p.number(s)
+	s.cancel = func() {
+		p.say("drop %d", n)
+		p.closes(n)
+	}
+	p.say("open %d gen %d", n, s.claim.Generation)
+	p.opens(n)
+}
+
+func (p *script) heartbeat(s *stream, _ time.Duration) {
+	p.say("beat %d", p.number(s))
+	p.beats(p.number(s))
+}
+
+func (p *script) disable(session string) {
+	p.say("withdraw %q", session)
+	p.disables()
+}
+
+func (p *script) lost(code string) { p.say("lost %s", code) }
+
+// step returns what an event causes.
+func (p *script) step(now time.Time, e event) []string {
+	p.said = nil
+	p.k.step(now, func() { e.apply(p) })
+	for _, n := range slices.Sorted(maps.Keys(p.calls)) {
+		if d := p.calls[n]; d.done {
+			delete(p.calls, n)
+			p.say("answer %d %t %v", n, d.result.Acknowledged, d.err != nil)
+			p.answers(n, d)
 		}
 	}
-	return 0
+	return p.said
 }
 
-func newMachine(t *testing.T) *machine { return &machine{t: t, k: &renewal{}, waiters: waiters{}} }
+type machine struct {
+	t *testing.T
+	*script
+	s time.Duration
+}
+
+func newMachine(t *testing.T) *machine {
+	p := newScript()
+	p.opens, p.beats, p.closes = func(uint64) {}, func(uint64) {}, func(uint64) {}
+	p.disables, p.answers = func() {}, func(uint64, *disableCall) {}
+	return &machine{t: t, script: p}
+}
 
 func (p *machine) step(e event, want ...string) {
 	p.t.Helper()
-	if got := p.describe(p.k.step(noon.Add(p.s), e)); strings.Join(got, ", ") != strings.Join(want, ", ") {
+	if got := p.script.step(noon.Add(p.s), e); !sameWords(got, want) {
 		p.t.Fatalf("at %s, %T: got %q, want %q", p.s, e, got, want)
 	}
+}
+
+// sameWords ignores the order: an answer is read after the rest.
+func sameWords(a, b []string) bool {
+	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
 }
 
 func (p *machine) wait(most time.Duration, want ...string) {
@@ -65,27 +167,6 @@ func (p *machine) state(want RenewerState) {
 	if got := p.k.published.State; got != want {
 		p.t.Fatalf("at %s: state %s, want %s (%s)", p.s, got, want, p.k.published.Reason)
 	}
-}
-
-func (p *machine) describe(all []action) []string {
-	var said []string
-	for _, a := range all {
-		switch a := a.(type) {
-		case openStream:
-			said = append(said, fmt.Sprintf("open %d gen %d", a.stream, a.claim.Generation))
-		case closeStream:
-			said = append(said, fmt.Sprintf("drop %d", a.stream))
-		case heartbeat:
-			said = append(said, fmt.Sprintf("beat %d", a.stream))
-		case disable:
-			said = append(said, fmt.Sprintf("withdraw %q", a.session))
-		case answer:
-			said = append(said, fmt.Sprintf("answer %d %t %v", p.waiters.number(a.waiter), a.result.Acknowledged, a.err != nil))
-		case countLoss:
-			said = append(said, "lost "+a.code)
-		}
-	}
-	return said
 }
 
 func plugin(code codes.Code, reason string) failure {
@@ -221,7 +302,7 @@ func TestRenewalOfTheProposal(t *testing.T) {
 	p.wait(suspendCheckInterval)
 	p.step(enableRequested{gen(2)}, "drop 1", "open 2 gen 2")
 	p.step(statusReceived{stream: 2})
-	p.step(disableRequested{p.waiters.at(1)}, `withdraw ""`)
+	p.step(disableRequested{1}, `withdraw ""`)
 	p.step(disableDone{cause: new(plugin(codes.Unimplemented, "what"))}, "drop 2", "answer 1 false false")
 	p.state(StateIdle)
 }
@@ -286,7 +367,7 @@ func TestRenewalSuspendedProcess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := held(t, gate.Claim{Generation: 1, Lease: of.lease})
 			p.s = of.still
-			p.k.step(noon.Add(p.s), timerExpired{})
+			p.script.step(noon.Add(p.s), timerExpired{})
 			p.step(refuse(1, of.cause), "lost "+of.cause.label())
 			p.state(of.want)
 			p.step(enableRequested{gen(2)}, "open 2 gen 2")
@@ -299,20 +380,20 @@ func TestRenewalDisables(t *testing.T) {
 	idle := func(name string, then func(*machine)) {
 		t.Run(name, func(t *testing.T) {
 			p := newMachine(t)
-			p.step(disableRequested{p.waiters.at(1)}, `withdraw ""`)
+			p.step(disableRequested{1}, `withdraw ""`)
 			then(p)
 		})
 	}
 	holding := func(name string, then func(*machine)) {
 		t.Run(name, func(t *testing.T) {
 			p := held(t, gen(1))
-			p.step(disableRequested{p.waiters.at(1)}, `withdraw "s1"`)
+			p.step(disableRequested{1}, `withdraw "s1"`)
 			then(p)
 		})
 	}
 	holding("held", func(p *machine) {
 		p.state(StateDisabling)
-		p.step(disableRequested{p.waiters.at(2)})
+		p.step(disableRequested{2})
 		p.step(disableDone{cause: new(plugin(codes.DeadlineExceeded, "not yet"))}, `withdraw "s1"`)
 		p.step(done, "drop 1", "answer 1 true false", "answer 2 true false")
 		p.state(StateIdle)
@@ -367,14 +448,14 @@ func TestRenewalDisables(t *testing.T) {
 		// The plugin might accept it after answering Disable.
 		p := newMachine(t)
 		p.step(enableRequested{gen(1)}, "open 1 gen 1")
-		p.step(disableRequested{p.waiters.at(1)}, `withdraw ""`)
+		p.step(disableRequested{1}, `withdraw ""`)
 		p.step(done)
 		p.step(received(1))
 		p.wait(fastBackoff, `withdraw "s1"`)
 		p.step(done, "drop 1", "answer 1 true false")
 	})
 	holding("gives up", func(p *machine) {
-		p.step(waiterCanceled{p.waiters.at(1)})
+		p.step(waiterCanceled{1})
 		p.step(disableDone{cause: &broke})
 		p.wait(fastBackoff, `withdraw "s1"`)
 		p.step(done, "drop 1")
@@ -390,7 +471,7 @@ func TestRenewalDisables(t *testing.T) {
 		p.state(StateEnabling)
 		p.step(done, "open 2 gen 1")
 		p.step(received(2))
-		p.step(disableRequested{p.waiters.at(2)}, `withdraw "s2"`)
+		p.step(disableRequested{2}, `withdraw "s2"`)
 		p.step(enableRequested{gen(1)}, "answer 2 false true")
 		p.step(done, "drop 2", "open 3 gen 1")
 	})
@@ -398,46 +479,48 @@ func TestRenewalDisables(t *testing.T) {
 
 func TestRenewalModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		k := &renewal{}
+		p := newScript()
+		k := p.k
 		now := noon
 		streams := map[uint64]bool{}
-		asks, calls := map[uint64]bool{}, waiters{}
+		asks := map[uint64]bool{}
 		beats := map[uint64]bool{}
-		withdrawing, wants := false, false
+		withdrawing, wants, acknowledged := false, false, false
 		var lastAsk uint64
-		sendIt := func(e event) {
-			acknowledged := false
-			for _, a := range k.step(now, e) {
-				switch a := a.(type) {
-				case openStream:
-					if !wants || withdrawing || k.halted != "" {
-						t.Fatalf("opened: wanted %t, withdrawing %t, halted %q", wants, withdrawing, k.halted)
-					}
-					streams[a.stream] = false
-				case closeStream:
-					if _, stands := streams[a.stream]; !stands {
-						t.Fatalf("stream %d is dropped twice", a.stream)
-					}
-					delete(streams, a.stream)
-				case disable:
-					if withdrawing || wants {
-						t.Fatal("a withdrawal that must not be")
-					}
-					withdrawing = true
-				case heartbeat:
-					if !streams[a.stream] || !wants || beats[a.stream] {
-						t.Fatal("a heartbeat that must not be")
-					}
-					beats[a.stream] = true
-				case answer:
-					id := calls.number(a.waiter)
-					if !asks[id] {
-						t.Fatalf("call %d was not waiting", id)
-					}
-					delete(asks, id)
-					acknowledged = acknowledged || a.result.Acknowledged
-				}
+		p.opens = func(stream uint64) {
+			if !wants || withdrawing || k.halted != "" {
+				t.Fatalf("opened: wanted %t, withdrawing %t, halted %q", wants, withdrawing, k.halted)
 			}
+			streams[stream] = false
+		}
+		p.closes = func(stream uint64) {
+			if _, stands := streams[stream]; !stands {
+				t.Fatalf("stream %d is dropped twice", stream)
+			}
+			delete(streams, stream)
+		}
+		p.disables = func() {
+			if withdrawing || wants {
+				t.Fatal("a withdrawal that must not be")
+			}
+			withdrawing = true
+		}
+		p.beats = func(stream uint64) {
+			if !streams[stream] || !wants || beats[stream] {
+				t.Fatal("a heartbeat that must not be")
+			}
+			beats[stream] = true
+		}
+		p.answers = func(call uint64, d *disableCall) {
+			if !asks[call] {
+				t.Fatalf("call %d was not waiting", call)
+			}
+			delete(asks, call)
+			acknowledged = acknowledged || d.result.Acknowledged
+		}
+		sendIt := func(e event) {
+			acknowledged = false
+			p.step(now, e)
 			if acknowledged && len(streams) > 0 {
 				t.Fatalf("acknowledged, and streams stand: %v", streams)
 			}
@@ -462,7 +545,7 @@ func TestRenewalModel(t *testing.T) {
 				plugin(codes.Internal, "i"), plugin(codes.InvalidArgument, "a"),
 			}).Draw(t, "why")
 		})
-		anyStream := func(t *rapid.T) uint64 { return rapid.Uint64Range(1, k.lastStream+1).Draw(t, "stream") }
+		anyStream := func(t *rapid.T) uint64 { return rapid.Uint64Range(1, uint64(len(p.streams))+1).Draw(t, "stream") }
 		t.Repeat(map[string]func(*rapid.T){
 			"enable": func(t *rapid.T) {
 				wants = true
@@ -474,12 +557,12 @@ func TestRenewalModel(t *testing.T) {
 			"disable": func(*rapid.T) {
 				lastAsk++
 				wants, asks[lastAsk] = false, true
-				sendIt(disableRequested{calls.at(lastAsk)})
+				sendIt(disableRequested{lastAsk})
 			},
 			"give up": func(t *rapid.T) {
 				id := rapid.Uint64Range(0, lastAsk).Draw(t, "ask")
 				delete(asks, id)
-				sendIt(waiterCanceled{calls.at(id)})
+				sendIt(waiterCanceled{id})
 			},
 			"status": func(t *rapid.T) {
 				id := anyStream(t)
@@ -488,7 +571,7 @@ func TestRenewalModel(t *testing.T) {
 				}
 				streams[id] = true
 				session := rapid.SampledFrom([]string{"", fmt.Sprint("s", id)}).Draw(t, "session")
-				sendIt(statusReceived{id, session, gate.Status{}})
+				sendIt(statusReceived{id, session})
 			},
 			"end": func(t *rapid.T) {
 				id := anyStream(t)

@@ -14,18 +14,18 @@ import (
 // errEnabled: a later Enable replaced the Disable.
 var errEnabled = errors.New("the devices were enabled again")
 
-func (e disableRequested) apply(r *renewal) {
+func (r *renewal) disable(w *disableCall) {
 	if r.desired != nil || len(r.waiters) == 0 {
 		r.disableAt, r.disableBackoff, r.anyHolder = r.now, backoff{}, false
 		r.reached = r.current != nil
 	}
 	r.desired, r.halted, r.failure, r.retryState = nil, "", failure{}, ""
-	r.waiters = append(r.waiters, e.waiter)
+	r.waiters = append(r.waiters, w)
 }
 
-// The withdrawal continues without the caller.
-func (e waiterCanceled) apply(r *renewal) {
-	r.waiters = slices.DeleteFunc(r.waiters, func(w waiter) bool { return w == e.waiter })
+// cancel: the withdrawal continues without the caller.
+func (r *renewal) cancel(w *disableCall) {
+	r.waiters = slices.DeleteFunc(r.waiters, func(other *disableCall) bool { return other == w })
 }
 
 // withdraw calls DisableDevices: closing the stream would count as a loss and
@@ -39,17 +39,16 @@ func (r *renewal) withdraw() {
 		session = r.current.session
 	}
 	r.disabling = true
-	r.do(disable{session: session})
+	r.dialer.disable(session)
 }
 
-func (e disableDone) apply(r *renewal) {
+func (r *renewal) disabled(result gate.Withdrawal, why *failure) {
 	r.disabling = false
 	if r.desired != nil {
 		r.close(&r.current)
 		r.close(&r.opening)
 		return
 	}
-	why := e.cause
 	if why == nil {
 		r.reached = true
 		if r.opening != nil { // the plugin might accept it after this
@@ -57,7 +56,7 @@ func (e disableDone) apply(r *renewal) {
 			return
 		}
 		r.close(&r.current)
-		r.finish(e.result, nil)
+		r.finish(result, nil)
 		return
 	}
 	r.failure = *why
@@ -115,7 +114,7 @@ func (r *renewal) finish(w gate.Withdrawal, err error) {
 		err = fmt.Errorf("withdraw the devices: %w", err)
 	}
 	for _, waiter := range r.waiters {
-		r.do(answer{waiter: waiter, result: w, err: err})
+		waiter.done, waiter.result, waiter.err = true, w, err
 	}
 	r.waiters = nil
 	if w.Acknowledged {

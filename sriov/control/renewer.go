@@ -15,7 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 
-	"github.com/cleatproject/cleat/internal/actor"
+	"github.com/cleatproject/cleat/internal/monitor"
 	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/sriov/gate"
 )
@@ -89,7 +89,7 @@ type RenewerConfig struct {
 // devices: the caller's view of the node might be stale.
 type Renewer struct {
 	config  RenewerConfig
-	loop    *actor.Actor[event, action]
+	monitor *monitor.Monitor
 	status  atomic.Pointer[RenewerStatus]
 	changed chan struct{}
 	started atomic.Bool
@@ -99,9 +99,10 @@ type Renewer struct {
 	losses     *prometheus.CounterVec
 	reconnects prometheus.Counter
 
-	// Of the event loop.
+	// Guarded by the monitor.
 	machine renewal
-	streams map[uint64]*connection
+	ctx     context.Context
+	opened  int // streams
 }
 
 // NewRenewer returns a Renewer without a claim.
@@ -112,8 +113,7 @@ func NewRenewer(c RenewerConfig) (*Renewer, error) {
 	}
 	c.Socket, c.Logger = path, cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	r := &Renewer{
-		config: c, loop: actor.New[event, action](), changed: make(chan struct{}, 1),
-		machine: renewal{jitter: jitter}, streams: map[uint64]*connection{},
+		config: c, changed: make(chan struct{}, 1), machine: renewal{jitter: jitter},
 		held: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "cleat_sriov_gate_held", Help: "1 while the device plugin has accepted this daemon's claim on its devices.",
 		}),
@@ -124,6 +124,7 @@ func NewRenewer(c RenewerConfig) (*Renewer, error) {
 			Name: "cleat_sriov_gate_reconnects_total", Help: "Attempts to enable the devices, without the first one.",
 		}),
 	}
+	r.monitor = monitor.New(r.machine.next, func(now time.Time) { r.apply(now, func() {}) })
 	r.status.Store(&RenewerStatus{State: StateIdle, Since: time.Now()})
 	if c.Metrics != nil {
 		if err := errors.Join(c.Metrics.Register(r.held), c.Metrics.Register(r.losses), c.Metrics.Register(r.reconnects)); err != nil {
@@ -141,7 +142,7 @@ func jitter(d time.Duration) time.Duration {
 // Enable sets the desired claim without waiting. The same claim has no effect,
 // unless the Renewer has stopped retrying. Another claim takes over without a
 // withdrawal: a caller that changes devices calls Disable first.
-func (r *Renewer) Enable(c gate.Claim) { r.loop.Send(enableRequested{c}) }
+func (r *Renewer) Enable(c gate.Claim) { r.step(func() { r.machine.enable(c) }) }
 
 // Disable clears the desired claim and withdraws the devices from any holder,
 // because the caller is about to change them. It returns when the plugin has
@@ -151,18 +152,17 @@ func (r *Renewer) Enable(c gate.Claim) { r.loop.Send(enableRequested{c}) }
 //
 // If the plugin restarts, it is called again.
 func (r *Renewer) Disable(ctx context.Context) (gate.Withdrawal, error) {
-	w, err := make(waiter, 1), errors.New("the renewer has stopped")
-	if r.loop.Send(disableRequested{w}) {
-		select {
-		case a := <-w:
-			return a.result, a.err
-		case <-ctx.Done():
-			err = ctx.Err()
-		case <-r.loop.Done():
-		}
+	w := &disableCall{}
+	r.step(func() { r.machine.disable(w) })
+	err := r.monitor.Await(ctx, func() bool { return w.done })
+	if err == nil {
+		return w.result, w.err
+	}
+	if errors.Is(err, monitor.ErrClosed) {
+		err = errors.New("the renewer has stopped")
 	}
 	reason := cmp.Or(r.Status().Reason, "no answer yet")
-	r.loop.Send(waiterCanceled{w})
+	r.step(func() { r.machine.cancel(w) })
 	return gate.Withdrawal{Reason: reason}, fmt.Errorf("the plugin at %s has not acknowledged the withdrawal of its devices (%s): %w", r.config.Socket, reason, err)
 }
 
@@ -180,29 +180,29 @@ func (r *Renewer) Run(ctx context.Context) error {
 	if r.started.Swap(true) {
 		return errors.New("a Renewer can run only once")
 	}
-	ctx, stop := context.WithCancel(ctx)
-	step := func(now time.Time, e event) []action {
-		if end, ended := e.(streamEnded); ended {
-			delete(r.streams, end.stream)
-		}
-		actions := r.machine.step(now, e)
-		if at := r.machine.next(); at.IsZero() {
-			r.loop.Clear("next")
-		} else {
-			r.loop.Set("next", at, timerExpired{})
-		}
-		return actions
-	}
-	err := r.loop.Run(ctx, step, func(a action) { a.run(ctx, r) })
-	stop()
+	r.step(func() { r.ctx, r.machine.dialer = ctx, r })
+	<-ctx.Done()
+	r.monitor.Close()
 	r.work.Wait()
 	r.held.Set(0)
 	r.status.Store(&RenewerStatus{State: StateIdle, Since: time.Now(), Reason: "the renewer has stopped"})
-	return err
+	return context.Cause(ctx)
 }
 
-func (p publish) run(_ context.Context, r *Renewer) {
-	s := p.status
+func (r *Renewer) step(event func()) {
+	r.monitor.Do(func(now time.Time) { r.apply(now, event) })
+}
+
+// apply runs an event of the state machine.
+func (r *Renewer) apply(now time.Time, event func()) {
+	if r.ctx == nil || r.ctx.Err() == nil { // otherwise the streams break
+		r.machine.step(now, event)
+		r.publish()
+	}
+}
+
+func (r *Renewer) publish() {
+	s := r.machine.published
 	held := 0.0
 	if s.Held != nil {
 		held = 1

@@ -25,66 +25,57 @@ const (
 	statusTimeout = 15 * time.Second
 )
 
-type connection struct {
-	cancel context.CancelFunc
-	client *Client // before the first status
-}
-
-func (a openStream) run(ctx context.Context, r *Renewer) {
-	if a.stream > 1 {
+func (r *Renewer) open(s *stream) {
+	if r.opened++; r.opened > 1 {
 		r.reconnects.Inc()
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	c := &connection{cancel: cancel}
-	r.streams[a.stream] = c
+	ctx, cancel := context.WithCancel(r.ctx)
+	s.cancel = cancel
 	r.work.Go(func() {
 		defer cancel()
-		r.loop.Send(streamEnded{a.stream, r.stream(ctx, c, a)})
+		why := r.stream(ctx, s)
+		r.step(func() { r.machine.ended(s, why) })
 	})
 }
 
-func (a closeStream) run(_ context.Context, r *Renewer) {
-	if c := r.streams[a.stream]; c != nil {
-		c.cancel()
-	}
+func (r *Renewer) heartbeat(s *stream, timeout time.Duration) {
+	r.work.Go(func() {
+		why := s.client.heartbeat(r.ctx, s.session, timeout)
+		r.step(func() { r.machine.beaten(s, why) })
+	})
 }
 
-func (a heartbeat) run(ctx context.Context, r *Renewer) {
-	if c := r.streams[a.stream]; c != nil {
-		r.work.Go(func() { r.loop.Send(heartbeatDone{a.stream, c.client.heartbeat(ctx, a)}) })
-	}
+func (r *Renewer) disable(session string) {
+	r.work.Go(func() {
+		done, why := r.withdraw(r.ctx, session)
+		r.step(func() { r.machine.disabled(done, why) })
+	})
 }
 
-func (a disable) run(ctx context.Context, r *Renewer) {
-	r.work.Go(func() { r.loop.Send(r.disable(ctx, a.session)) })
-}
-
-func (a answer) run(context.Context, *Renewer) { a.waiter <- a }
-
-func (a countLoss) run(_ context.Context, r *Renewer) { r.losses.WithLabelValues(a.code).Inc() }
+func (r *Renewer) lost(code string) { r.losses.WithLabelValues(code).Inc() }
 
 // stream returns why the stream ended.
-func (r *Renewer) stream(ctx context.Context, c *connection, open openStream) failure {
+func (r *Renewer) stream(ctx context.Context, s *stream) failure {
 	client, err := Dial(ctx, r.config.Socket)
 	if err != nil {
 		return failureOf(err)
 	}
 	defer func() { _ = client.Close() }()
-	c.client = client
-	if len(open.claim.Closed) > 0 {
+	s.client = client
+	if len(s.claim.Closed) > 0 {
 		if err := client.closesFunctions(ctx); err != nil {
 			return failureOf(err)
 		}
 	}
 	attempt, response := rpcdial.Listen(ctx)
-	stream, err := client.service.EnableDevices(attempt, requestOf(open.claim))
+	calls, err := client.service.EnableDevices(attempt, requestOf(s.claim))
 	for err == nil {
 		var m *controlv1.DevicePluginStatus
-		if m, err = stream.Recv(); err == nil {
-			if len(m.GetClosedFunctions()) < len(open.claim.Closed) { // another process than that of GetVersion
+		if m, err = calls.Recv(); err == nil {
+			if len(m.GetClosedFunctions()) < len(s.claim.Closed) { // another process than that of GetVersion
 				return failureOf(errNotClosing(r.config.Socket, extensionClosed-1))
 			}
-			r.loop.Send(statusReceived{open.stream, m.GetSession(), statusOf(m)})
+			r.step(func() { r.machine.received(s, m.GetSession(), statusOf(m)) })
 		}
 	}
 	if errors.Is(err, io.EOF) {
@@ -129,17 +120,17 @@ func (c *Client) heldByOther(ctx context.Context) bool {
 	return err == nil && (s.Holding == gate.Live || s.Holding == gate.Lost)
 }
 
-func (c *Client) heartbeat(ctx context.Context, h heartbeat) *failure {
-	ctx, cancel := context.WithTimeout(ctx, h.timeout)
+func (c *Client) heartbeat(ctx context.Context, session string, timeout time.Duration) *failure {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if _, err := invoke(ctx, c.service.Heartbeat, &controlv1.HeartbeatRequest{Session: h.session}); err != nil {
+	if _, err := invoke(ctx, c.service.Heartbeat, &controlv1.HeartbeatRequest{Session: session}); err != nil {
 		why := failureOf(err)
 		return &why
 	}
 	return nil
 }
 
-func (r *Renewer) disable(ctx context.Context, session string) disableDone {
+func (r *Renewer) withdraw(ctx context.Context, session string) (gate.Withdrawal, *failure) {
 	ctx, cancel := context.WithTimeout(ctx, disableTimeout)
 	defer cancel()
 	client, err := Dial(ctx, r.config.Socket)
@@ -147,11 +138,11 @@ func (r *Renewer) disable(ctx context.Context, session string) disableDone {
 		defer func() { _ = client.Close() }()
 		var done gate.Withdrawal
 		if done, err = client.Disable(ctx, session); err == nil {
-			return disableDone{result: done}
+			return done, nil
 		}
 	}
 	why := failureOf(err)
-	return disableDone{cause: &why}
+	return gate.Withdrawal{}, &why
 }
 
 type failure struct {

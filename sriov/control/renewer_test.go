@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 
+	"github.com/cleatproject/cleat/internal/monitor"
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/test/testkit"
 )
@@ -150,7 +151,9 @@ func TestRenewerEnds(t *testing.T) {
 	untilServing(t, d, 1)
 	end()
 	testkit.Eventually(t, "the hold time runs", func() bool { return d.Status().Holding == gate.Lost })
-	<-k.loop.Done()
+	if err := k.monitor.Await(testkit.Context(t), func() bool { return false }); !errors.Is(err, monitor.ErrClosed) {
+		t.Fatal(err)
+	}
 	testkit.WantError(t, "Disable of a renewer that has ended", testkit.Err(k.Disable(testkit.Context(t))), nil, "the renewer has stopped")
 	testkit.WantError(t, "it runs twice", k.Run(t.Context()), nil)
 	next, _ := renewing(t, s.socket)
