@@ -71,10 +71,6 @@ func (d *double) Scan(seq uint64) {
 	d.later(func(now time.Time) { d.gate.Scanned(now, seq, map[string][]gate.Device{resource: devices}, nil) })
 }
 
-func (d *double) Serve(name string) {
-	d.later(func(now time.Time) { d.gate.Served(now, name, nil) })
-}
-
 func (d *double) Register(name string) {
 	d.later(func(now time.Time) { d.list = d.gate.Listen(now, name) })
 }

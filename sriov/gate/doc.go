@@ -1,23 +1,22 @@
 // Package gate decides when the devices of the SR-IOV plugin are offered to the
-// kubelet. It is pure: events in, actions out. Time comes with each event;
-// deadlines are returned as Set.
+// kubelet. It is pure: each method handles one event at a given time, and a Driver
+// is asked for I/O. The caller holds a lock and calls Tick at Next; what a caller
+// waits for is in the value that it got (Session, Disabling, Stream).
 //
-// # State machines
+// # State machine
 //
-// Gate is the state machine of the plugin: which claim holds the devices (the
-// newest one, with a lease, and a hold time after an unexpected disconnect) and
-// whether they are offered. Resource is that of one resource: registration,
-// device list, and Allocate calls. A Gate sends its Resources Open, Close,
-// Shutdown or Halt (Forward), and a Resource reports each change (Notify,
-// Reported). Outside controlled mode all resources stay open.
+// A Gate has the claim that holds the devices (the newest one, with a lease, and a
+// hold time after an unexpected disconnect) and, for each resource, registration,
+// device list and Allocate calls. After each event every resource does what is due
+// (advance). Outside controlled mode all resources stay open.
 //
-// A claim can close functions: the Restrict of a Gate withdraws their devices
-// while the resource is open, and has a number like the epoch. A device that moves
-// to a closed function is withdrawn, too, and the acknowledgement with it.
+// A claim can close functions: their devices are withdrawn while the resource is
+// open. A device that moves to a closed function is withdrawn, too, and the
+// acknowledgement with it.
 //
-// Each opening and closing has a number, the epoch. A report carries the epoch
-// reached: a stale one never acknowledges a newer closing. A call admitted
-// before a closing is refused after it, even if the resource is open again.
+// A call admitted before a closing is refused after it, even if the device is
+// offered again. An answer of PodResources counts only for the query that was the
+// last: it never acknowledges a newer closing.
 //
 // # Kubelet constraints
 //
@@ -30,28 +29,18 @@
 // of the resource.
 //
 // A server is never stopped to pause: the kubelet loses the race between stop
-// and start. Nothing is served or registered before the first Open that finds a
-// device; from then on server and registration stay until Shutdown. After the
+// and start. Nothing is served or registered before the first opening that finds a
+// device; from then on server and registration stay until the end. After the
 // end of a stream the resource registers again, at least a second later, with
 // exponential backoff and without an attempt limit.
 //
-// # Driving the machines
+// # Callers
 //
-// One goroutine steps the machines and runs the actions in order without
-// blocking (sriov/plugin/loop.go):
-//
-//   - Serve, Register, Confirm and Scan are always answered, also after a failure.
-//     Snapshots of a scan come before its Scanned.
-//   - A handler of ListAndWatch sends StreamUp, passes on lists (a newer one
-//     replaces an unsent one) with Sent after each, and sends StreamDown at
-//     its end. It ends with its context or with Stop.
-//   - A handler of Allocate sends AllocateBegin and waits for Admit, prepares the
-//     devices, sends AllocateCheck and waits for Approve, and always sends
-//     AllocateEnd last. GetPreferredAllocation does the same, because the kubelet
+//   - A handler of Allocate calls Begin, prepares the devices, calls Check before it
+//     answers OK, and End. GetPreferredAllocation does the same, because the kubelet
 //     is then about to allocate.
-//   - A stream of EnableDevices sends Enable, then StreamClosed at its end; it sends
-//     Publish and EndStream to its client. Heartbeat carries the time at which the
-//     call arrived.
-//   - After the Stop of a resource its name needs a new machine.
-//   - A timer can fire late, early or twice: the machine has the deadline.
+//   - A handler of ListAndWatch calls Listen, sends each newer List (it can skip
+//     some) and calls Sent after each, and Hangup at its end.
+//   - A handler of EnableDevices calls Enable, sends each newer Status, and calls
+//     Disconnect at its end; it ends when the Session does.
 package gate

@@ -26,11 +26,9 @@ type Config struct {
 type Driver interface {
 	// Scan reads the devices of the node; Scanned answers it.
 	Scan(seq uint64)
-	// Serve makes sure that the socket is served, and never stops a server; Served
-	// answers it, also after a failure.
-	Serve(resource string)
-	// Register registers with the kubelet: by a Register call, or by a new socket in
-	// the plugin watcher's directory. Registered answers it.
+	// Register makes sure that the socket is served, without stopping a server, and
+	// registers it with the kubelet: by a Register call, or in the plugin watcher's
+	// directory. Registered answers it, also after a failure.
 	Register(resource string)
 	// Confirm queries the kubelet's PodResources for allocatable devices; nil: all of
 	// the resource. Confirmed answers it.

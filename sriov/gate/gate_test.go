@@ -55,7 +55,7 @@ func held(t *testing.T, claim Claim) (*rig, *Session) {
 	if got := r.changes(r.scanned); got != "open a" {
 		t.Fatalf("after the scan: %q", got)
 	}
-	r.at(0, served(nil), registered(nil), listens, sent(1))
+	r.at(0, registered(nil), listens, sent(1))
 	return r, first
 }
 
@@ -231,9 +231,9 @@ func TestState(t *testing.T) {
 	state(Serving) // no device
 	r.scanned()
 	state(Initializing) // the kubelet has no stream
-	r.at(0, served(errors.New("e")))
+	r.at(0, registered(errors.New("e")))
 	state(Failed)
-	r.at(2000, tick, served(nil), listens)
+	r.at(2000, tick, listens)
 	state(Initializing) // nor a list
 	r.at(2000, sent(1))
 	state(Serving)

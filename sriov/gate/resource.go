@@ -52,6 +52,7 @@ type resource struct {
 	stream  *Stream // nil: none
 	entries map[string]entry
 	registration
+	queries uint64 // of PodResources so far
 	acknowledgement
 }
 

@@ -6,7 +6,6 @@ type step int
 
 const (
 	unregistered step = iota
-	serving
 	registering
 	awaitingStream // for ListAndWatch
 	streaming
@@ -15,19 +14,17 @@ const (
 
 // registration is kept up from the first opening on.
 type registration struct {
-	step        step
-	pause       time.Duration
-	downAt      time.Time // of the last stream
-	restarted   bool      // kubelet, while the old stream was open
-	streamed    bool      // the kubelet has called ListAndWatch
-	queries     uint64    // of PodResources so far
-	failure     error
-	serveFailed bool // failure is of Serve
+	step      step
+	pause     time.Duration
+	downAt    time.Time // of the last stream
+	restarted bool      // kubelet, while the old stream was open
+	streamed  bool      // the kubelet has called ListAndWatch
+	failure   error
 }
 
-// register serves the resource once it is offered with a device: one that never had
-// a device does not appear in the Node object. Later it registers again when the
-// pause is over.
+// register registers the resource once it is offered with a device: one that never
+// had a device does not appear in the Node object. Later it registers again when
+// the pause is over.
 func (r *resource) register() {
 	due := r.timers.due(TimerRegister, r.now) && (r.step == backingOff || r.step == awaitingStream)
 	switch {
@@ -37,13 +34,8 @@ func (r *resource) register() {
 	default:
 		return
 	}
-	r.step = serving
-	r.driver.Serve(r.name)
-}
-
-// Served answers Serve.
-func (g *Gate) Served(now time.Time, name string, err error) {
-	g.on(now, name, func(r *resource) { r.served(err) })
+	r.step = registering
+	r.driver.Register(r.name)
 }
 
 // Registered answers Register.
@@ -60,22 +52,6 @@ func (g *Gate) KubeletStarted(now time.Time) {
 			}
 		}
 	})
-}
-
-func (r *resource) served(err error) {
-	if r.step != serving {
-		return
-	}
-	if err != nil {
-		r.failure, r.serveFailed = err, true
-		r.retry(r.pause)
-		return
-	}
-	if r.serveFailed { // Register's stays until its next answer
-		r.failure, r.serveFailed = nil, false
-	}
-	r.step = registering
-	r.driver.Register(r.name)
 }
 
 func (r *resource) registered(err error) {

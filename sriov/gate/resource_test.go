@@ -18,8 +18,7 @@ func offeredResource(t *testing.T) *rig {
 		want  string
 	}{
 		{snapshot(Device{ID: "x", Healthy: true, Function: "x", PF: "p"}, Device{ID: "y", Healthy: true, Function: "y", PF: "q"}), ""},
-		{opens, "serve"},
-		{served(nil), "register"},
+		{opens, "register"},
 		{listens, "send [x y]"},
 		{registered(nil), ""},
 		{sent(1), ""},
@@ -27,7 +26,7 @@ func offeredResource(t *testing.T) *rig {
 		if got := r.at(0, c.event); got != c.want {
 			t.Fatalf("step %d: %q, want %q", i+1, got, c.want)
 		}
-		if n := r.report().Offered; i < 5 && n != 0 {
+		if n := r.report().Offered; i < 4 && n != 0 {
 			t.Fatalf("step %d: %d devices count as offered before the kubelet has a list", i+1, n)
 		}
 	}
@@ -117,23 +116,20 @@ func TestResource(t *testing.T) {
 		},
 		"a lost stream": {
 			{0, hangup(1), "arm register 2000"},
-			{2000, tick, "serve"},
-			{2000, served(errors.New("e")), "arm register 6000"},
-			{6000, tick, "serve"},
-			{6000, served(nil), "register"},
+			{2000, tick, "register"},
+			{2000, registered(errors.New("e")), "arm register 6000"},
+			{6000, tick, "register"},
 			{6000, registered(errors.New("e")), "arm register 14000"},
-			{14000, tick, "serve"},
-			{14000, served(nil), "register"},
+			{14000, tick, "register"},
 			{14000, registered(nil), "arm register 30000"},
-			{30000, tick, "serve"},
-			{30000, served(nil), "register"},
+			{30000, tick, "register"},
 			{30000, registered(nil), "arm register 60000"},
 			{30001, listens, "send [x y]"},
 			{60000, tick, ""},
 		},
 		"a stable stream resets the backoff": {
 			{0, hangup(1), "arm register 2000"},
-			{2000, tick, "serve"},
+			{2000, tick, "register"},
 			{2000, listens, "send [x y]"},
 			{12000, hangup(2), "arm register 14000"},
 		},
@@ -146,15 +142,14 @@ func TestResource(t *testing.T) {
 		"a kubelet that starts again": {
 			{0, hangup(1), "arm register 2000"},
 			{100, kubeletStarted, "arm register 1000"},
-			{1000, tick, "serve"},
+			{1000, tick, "register"},
 		},
 		"a kubelet that starts before its old stream ends": {{0, kubeletStarted, ""}, {100, hangup(1), "arm register 1100"}},
 		"a kubelet that starts again while withdrawn": {
 			{0, closes, "send [-x -y]"},
 			{1, hangup(1), "arm register 2001, confirm"},
 			{2, confirmed(false, 0), "arm quiet 1002"},
-			{2001, tick, "serve"},
-			{2001, served(nil), "register"},
+			{2001, tick, "register"},
 			{2001, listens, "send []"},
 		},
 		"an undelivered list": {{0, closes, "send [-x -y]"}, {1, sent(1), ""}, {2, sent(2), "confirm"}},
@@ -202,7 +197,7 @@ func TestNotRegistered(t *testing.T) {
 		{0, opens, ""},
 		{0, closes, ""},
 		{0, opens, ""},
-		{0, snapshot(Device{ID: "x", Healthy: false}), "serve"},
+		{0, snapshot(Device{ID: "x", Healthy: false}), "register"},
 	} {
 		if got := r.at(m.ms, m.event); got != m.want {
 			t.Fatalf("step %d: %q, want %q", i+1, got, m.want)
@@ -215,7 +210,7 @@ func TestNotRegistered(t *testing.T) {
 
 func TestWithdrawnDevicesAreNotListed(t *testing.T) {
 	r := newRig()
-	r.at(0, snapshot(Device{ID: "x", Healthy: true}), opens, served(nil), closes)
+	r.at(0, snapshot(Device{ID: "x", Healthy: true}), opens, closes)
 	if got := r.at(0, listens); got != "send []" {
 		t.Errorf("the first list: %q", got)
 	}
@@ -223,7 +218,7 @@ func TestWithdrawnDevicesAreNotListed(t *testing.T) {
 
 func TestEmptyFirstListWaitsForCalls(t *testing.T) {
 	r := newRig()
-	r.at(0, snapshot(Device{ID: "x", Healthy: true}), opens, served(nil), allocates(1, "x"), snapshot())
+	r.at(0, snapshot(Device{ID: "x", Healthy: true}), opens, allocates(1, "x"), snapshot())
 	if got := r.at(0, listens); got != "" {
 		t.Errorf("while the call runs: %q", got)
 	}
@@ -278,12 +273,10 @@ func TestFailureStaysUntilTheNextAnswer(t *testing.T) {
 	}
 	r.at(0, snapshot(Device{ID: "a", Healthy: true}))
 	says("opened", "", opens)
-	says("not served", "in use", served(errors.New("in use")))
+	says("not served", "in use", registered(errors.New("in use")))
 	says("again", "in use", tick)
-	says("served", "", served(nil))
 	says("refused", "no", registered(errors.New("no")))
 	says("again", "no", tick)
-	says("served", "no", served(nil))
 	says("registered", "", registered(nil))
 	says("listening", "", listens)
 }

@@ -140,10 +140,10 @@ func TestErrorOfSeveralResources(t *testing.T) {
 	}
 	m.Scanned(noon, m.scan, devices, nil)
 	for name, text := range map[string]string{"b": "invalid name", "c": "no kubelet"} {
-		m.Served(noon, name, errors.New(text))
+		m.Registered(noon, name, errors.New(text))
 	}
 	r.at(0, hangup(1))
-	r.at(2000, tick, served(errors.New("no kubelet")))
+	r.at(2000, tick, registered(errors.New("no kubelet")))
 	if got, want := m.Status().Error, "a, c: no kubelet; b: invalid name"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}

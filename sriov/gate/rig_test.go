@@ -12,7 +12,6 @@ import (
 type recorder struct{ asked []string }
 
 func (d *recorder) Scan(uint64)                      {}
-func (d *recorder) Serve(string)                     { d.asked = append(d.asked, "serve") }
 func (d *recorder) Register(string)                  { d.asked = append(d.asked, "register") }
 func (d *recorder) Confirm(string, uint64, []string) { d.asked = append(d.asked, "confirm") }
 func (d *recorder) Stop(string)                      { d.asked = append(d.asked, "stop") }
@@ -111,10 +110,6 @@ var (
 func restricts(c Closed) event { return of(func(r *resource) { r.restrict(c) }) }
 
 func snapshot(devices ...Device) event { return of(func(r *resource) { r.setDevices(devices) }) }
-
-func served(err error) event {
-	return func(r *rig, now time.Time) string { r.gate.Served(now, "a", err); return "" }
-}
 
 func registered(err error) event {
 	return func(r *rig, now time.Time) string { r.gate.Registered(now, "a", err); return "" }

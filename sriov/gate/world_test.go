@@ -215,11 +215,6 @@ func (w *world) working(name string) *fakeResource {
 	return r
 }
 
-func (w *world) Serve(name string) {
-	r := w.working(name)
-	w.queue("kubelet "+name, func() { w.step(func() { w.gate.Served(w.now, name, r.injectedError()) }) })
-}
-
 func (w *world) Register(name string) {
 	r := w.working(name)
 	if r.registry++; !r.downAt.IsZero() && w.now.Sub(r.downAt) < MinRegisterDelay {

@@ -17,25 +17,13 @@ func (d driver) Scan(seq uint64) {
 	d.startScan()
 }
 
-// Serve implements gate.Driver.
-func (d driver) Serve(resource string) {
-	e, err := d.endpoints[resource], error(nil)
-	if e == nil {
-		if e, err = newEndpoint(d.Plugin, resource); err == nil {
-			d.endpoints[resource] = e
-		}
-	}
-	d.running.Go(func() {
-		if err == nil {
-			err = e.ensure(e.ctx)
-		}
-		d.step(func(now time.Time) { d.gate.Served(now, resource, err) })
-	})
-}
-
 // Register implements gate.Driver.
 func (d driver) Register(resource string) {
 	e := d.endpoints[resource]
+	if e == nil {
+		e = newEndpoint(d.Plugin, resource)
+		d.endpoints[resource] = e
+	}
 	e.attempt++
 	attempt := e.attempt
 	e.work.Go(func() { e.register(attempt) })

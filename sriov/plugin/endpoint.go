@@ -28,7 +28,6 @@ type endpoint struct {
 	path    string
 	plugin  *Plugin
 	logger  *slog.Logger
-	server  *server.GRPC
 	notices problems // for logging
 
 	ctx    context.Context
@@ -36,6 +35,7 @@ type endpoint struct {
 	work   sync.WaitGroup
 
 	mu       sync.Mutex
+	server   *server.GRPC // nil: never served
 	listener *unixsock.Listener
 	closed   bool
 	serving  sync.WaitGroup
@@ -51,20 +51,14 @@ type endpoint struct {
 // example.com_dpdk.sock.
 func SocketName(resource string) string { return strings.ReplaceAll(resource, "/", "_") + ".sock" }
 
-func newEndpoint(p *Plugin, name string) (*endpoint, error) {
-	c := p.cfg
-	srv, err := server.NewGRPC(server.GRPCConfig{Logger: c.Logger, Metrics: c.Metrics, Code: code, Quiet: isPeriodic, Throttle: refusedAllocate})
-	if err != nil {
-		return nil, err
-	}
+func newEndpoint(p *Plugin, name string) *endpoint {
 	socket := SocketName(name)
-	if c.Hidden {
+	if p.cfg.Hidden {
 		socket = "." + socket
 	}
-	e := &endpoint{name: name, path: filepath.Join(c.EndpointDir, socket), plugin: p, logger: p.logger.With("resource", name), server: srv}
+	e := &endpoint{name: name, path: filepath.Join(p.cfg.EndpointDir, socket), plugin: p, logger: p.logger.With("resource", name)}
 	e.ctx, e.cancel = context.WithCancel(p.ctx)
-	v1beta1.RegisterDevicePluginServer(srv, e)
-	return e, nil
+	return e
 }
 
 // isPeriodic: too frequent for the log.
@@ -83,7 +77,8 @@ func code(err error) codes.Code {
 	return codes.FailedPrecondition
 }
 
-// A starting kubelet removes every socket; open connections survive.
+// ensure makes sure that the socket is served. A starting kubelet removes every
+// socket; open connections survive.
 func (e *endpoint) ensure(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -98,6 +93,15 @@ func (e *endpoint) ensure(ctx context.Context) error {
 		if seen == unixsock.Ours {
 			return nil
 		}
+	}
+	if e.server == nil {
+		c := e.plugin.cfg
+		srv, err := server.NewGRPC(server.GRPCConfig{Logger: c.Logger, Metrics: c.Metrics, Code: code, Quiet: isPeriodic, Throttle: refusedAllocate})
+		if err != nil {
+			return err
+		}
+		v1beta1.RegisterDevicePluginServer(srv, e)
+		e.server = srv
 	}
 	l, err := unixsock.Listen(ctx, unixsock.Address{Path: e.path, SharedDir: true})
 	if errors.Is(err, unixsock.ErrLive) {
@@ -132,7 +136,11 @@ func (e *endpoint) close() {
 
 const drainTimeout = 2 * time.Second
 
+// drain is called after close.
 func (e *endpoint) drain() {
+	if e.server == nil {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 	defer cancel()
 	if err := e.server.Drain(ctx); err != nil {
@@ -144,9 +152,17 @@ func (e *endpoint) drain() {
 // register drops the result if a newer attempt has started.
 func (e *endpoint) register(attempt int) {
 	p := e.plugin
-	err := p.cfg.Registrar.Register(e.ctx, Registration{Resource: e.name, Endpoint: e.path, Options: options()})
+	err := e.ensure(e.ctx)
+	served := err == nil
+	if served {
+		err = p.cfg.Registrar.Register(e.ctx, Registration{Resource: e.name, Endpoint: e.path, Options: options()})
+	}
 	p.step(func(now time.Time) {
 		if e.attempt != attempt {
+			return
+		}
+		defer p.gate.Registered(now, e.name, err)
+		if !served {
 			return
 		}
 		p.metrics.registrations.WithLabelValues(e.name, okOrFailed(err)).Inc()
@@ -157,7 +173,6 @@ func (e *endpoint) register(attempt int) {
 		case changed && e.ctx.Err() == nil:
 			e.logger.Warn("registration with the kubelet failed, will retry", "err", err)
 		}
-		p.gate.Registered(now, e.name, err)
 	})
 }
 
