@@ -10,19 +10,16 @@ import (
 	"time"
 )
 
-// Actor is the event loop of one state machine. Send and Done are safe for
-// concurrent use; Set, Clear and Stop are for the functions called by Run.
+// Actor is the event loop of one state machine. Send is safe for concurrent use;
+// Set and Clear are for the functions called by Run.
 type Actor[E, A any] struct {
 	mu    sync.Mutex
 	queue []E
 	ended bool
 
 	wake chan struct{} // signals a non-empty queue
-	done chan struct{}
 
-	// Owned by the goroutine of Run.
-	timers  map[string]alarm[E]
-	stopped bool
+	timers map[string]alarm[E] // owned by the goroutine of Run
 }
 
 type alarm[E any] struct {
@@ -32,7 +29,7 @@ type alarm[E any] struct {
 
 // New returns an actor, which queues events before Run.
 func New[E, A any]() *Actor[E, A] {
-	return &Actor[E, A]{wake: make(chan struct{}, 1), done: make(chan struct{}), timers: map[string]alarm[E]{}}
+	return &Actor[E, A]{wake: make(chan struct{}, 1), timers: map[string]alarm[E]{}}
 }
 
 // Send queues an event, in order, and never blocks. It returns false if Run has
@@ -48,9 +45,6 @@ func (a *Actor[E, A]) Send(event E) bool {
 	return true
 }
 
-// Done is closed when Run returns.
-func (a *Actor[E, A]) Done() <-chan struct{} { return a.done }
-
 // Set sets or resets a timer: its event is delivered once at that time,
 // immediately if it has passed.
 func (a *Actor[E, A]) Set(name string, at time.Time, event E) {
@@ -60,12 +54,9 @@ func (a *Actor[E, A]) Set(name string, at time.Time, event E) {
 // Clear clears a timer, if it is set.
 func (a *Actor[E, A]) Clear(name string) { delete(a.timers, name) }
 
-// Stop makes Run return after the actions of the current event.
-func (a *Actor[E, A]) Stop() { a.stopped = true }
-
 // Run calls step for each event and do for each action returned, on the calling
-// goroutine, until Stop or until ctx ends, whose cause it returns. Due timers
-// precede queued events. Remaining events are dropped. Call it once.
+// goroutine, until ctx ends, whose cause it returns. Due timers precede queued
+// events. Remaining events are dropped. Call it once.
 func (a *Actor[E, A]) Run(ctx context.Context, step func(now time.Time, event E) []A, do func(action A)) error {
 	defer a.end()
 	timer := time.NewTimer(0)
@@ -83,9 +74,6 @@ func (a *Actor[E, A]) Run(ctx context.Context, step func(now time.Time, event E)
 		}
 		for _, action := range step(time.Now(), event) {
 			do(action)
-		}
-		if a.stopped {
-			return nil
 		}
 	}
 }
@@ -142,5 +130,4 @@ func (a *Actor[E, A]) end() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.ended, a.queue = true, nil
-	close(a.done)
 }
