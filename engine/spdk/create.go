@@ -146,11 +146,12 @@ func (b *build) begin(ctx context.Context) (record, error) {
 		Parameters: b.req.Parameters, Attributes: b.settings.attributes, Ephemeral: b.req.Ephemeral,
 		Created: time.Now().UTC().Truncate(time.Millisecond),
 	}
-	if known, err := b.unrecorded(ctx, r, places); err != nil || known != nil {
-		if known != nil {
-			return *known, err
-		}
+	known, places, err := b.unrecorded(ctx, r, places)
+	if err != nil {
 		return record{}, err
+	}
+	if known != nil {
+		return *known, nil
 	}
 	p, size, zeroed, err := b.chooseClean(ctx, places, fsType)
 	if err != nil {

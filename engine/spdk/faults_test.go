@@ -49,6 +49,27 @@ func TestTargetHangs(t *testing.T) {
 	enginetest.CheckMessage(t, conditions[0], targetName(1))
 }
 
+// A target that stops answering after it has listed its stores does not keep a
+// volume from being created at another one, also if the request names no target.
+func TestTargetStopsAnsweringDuringCreation(t *testing.T) {
+	r := newRig(t, "one", "two")
+	e := r.engine()
+	e.answerTime = 2 * time.Second
+	for i, p := range r.targets {
+		p.Inject(spdktest.Fault{Method: "bdev_get_bdevs", Instead: spdktest.Silence})
+		v := create(t, e, fmt.Sprint("v", i), volume.Source{})
+		if name, _, _ := parseID(string(v.ID)); name == targetName(i) {
+			t.Errorf("volume %s is on the target that does not answer", v.ID)
+		}
+		p.Clear()
+	}
+	for _, p := range r.targets {
+		p.Inject(spdktest.Fault{Method: "bdev_get_bdevs", Instead: spdktest.Silence})
+		defer p.Clear()
+	}
+	wantKind(t, testkit.Err(e.Create(testkit.Context(t), request("none", volume.Source{}))), "no target answers", errs.Unavailable)
+}
+
 // A copy and a snapshot whose answers were lost, and whose source is deleted
 // then, are removed by the repeat, which cannot complete them.
 func TestSourceDeletedMeanwhile(t *testing.T) {

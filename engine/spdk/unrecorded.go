@@ -62,36 +62,47 @@ func (b *build) readEarly(ctx context.Context) map[string]read {
 
 // unrecorded returns a volume of this name that is on a target, but not in the
 // database, such as one of spdk-csi. It is recorded. Exists: the name belongs to
-// an lvol that is not what the request describes.
-func (b *build) unrecorded(ctx context.Context, r record, places []place) (*record, error) {
+// an lvol that is not what the request describes. Otherwise unrecorded returns
+// the places whose targets answer: one that does not cannot have the new volume.
+func (b *build) unrecorded(ctx context.Context, r record, places []place) (*record, []place, error) {
 	isOpen := func(p place) bool {
 		now, was := b.reads[p.String()]
 		return !was || now.err != nil && !errors.Is(now.err, rpc.NotFound)
 	}
-	maps.Copy(b.reads, b.readLvols(ctx, slices.DeleteFunc(slices.Clone(places), func(p place) bool { return !isOpen(p) })))
+	brief, cancel := context.WithTimeout(ctx, b.answerTime)
+	defer cancel()
+	maps.Copy(b.reads, b.readLvols(brief, slices.DeleteFunc(slices.Clone(places), func(p place) bool { return !isOpen(p) })))
+	var free []place
+	var silent error
 	for _, p := range places {
 		bdev, err := b.reads[p.String()].bdev, b.reads[p.String()].err
 		if errors.Is(err, rpc.NotFound) {
+			free = append(free, p)
+			continue
+		}
+		err = p.target.explain(err, "look for volume %s", errs.Quote(r.Name))
+		if errs.KindOf(err) == errs.Unavailable {
+			silent = errors.Join(silent, err)
 			continue
 		}
 		if err != nil {
-			return nil, p.target.explain(err, "look for volume %s", errs.Quote(r.Name))
+			return nil, nil, err
 		}
 		if b.from != nil || bdev.Driver.Lvol == nil || bdev.Driver.Lvol.Snapshot {
-			return nil, errs.Errorf(errs.Exists, "%s already has an lvol %s, which this driver has no record of and which need not have the content of %s; delete or rename it, or use another name", p, lvolName(r.Name), describeSource(b.from))
+			return nil, nil, errs.Errorf(errs.Exists, "%s already has an lvol %s, which this driver has no record of and which need not have the content of %s; delete or rename it, or use another name", p, lvolName(r.Name), describeSource(b.from))
 		}
 		found := r
 		found.Target, found.Store, found.StoreName = p.target.Name, p.store.UUID, p.store.Name
 		found.UUID, found.Size, found.FirstSize = bdev.UUID, bdev.Size(), bdev.Size()
 		if err := b.matches(found); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		if err := b.adopt(ctx, &found); err != nil {
-			return nil, err
-		}
-		return &found, nil
+		return &found, nil, b.adopt(ctx, &found)
 	}
-	return nil, nil
+	if len(free) == 0 {
+		return nil, nil, silent
+	}
+	return nil, free, nil
 }
 
 func describeSource(from *origin) string {
