@@ -2,8 +2,10 @@ package node
 
 import (
 	"context"
+	"errors"
 	"time"
 
+	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -40,6 +42,15 @@ func (m *Manager) PutPublishRecord(ctx context.Context, r PublishRequest, s, boo
 		rec.Inline = newInline(r.Volume, *r.Inline)
 	}
 	return m.records.putPublish(ctx, r.Target, rec)
+}
+
+// PutDamagedRecords adds a stage and a publish that cannot be decoded.
+func (m *Manager) PutDamagedRecords(ctx context.Context) error {
+	return m.records.store.Update(ctx, func(tx *store.Tx) error {
+		return errors.Join(
+			store.Bucket[string]{Name: m.records.stages.Name}.Put(tx, "vol-damaged", "-"),
+			store.Bucket[string]{Name: m.records.publishes.Name}.Put(tx, "/damaged", "-"))
+	})
 }
 
 // StageState is "" without a record.

@@ -93,14 +93,18 @@ func (m *Manager) publishInline(ctx context.Context, r PublishRequest, rec publi
 
 // admitInline: no other publish, and no staged volume with that id.
 func (m *Manager) admitInline(ctx context.Context, r PublishRequest) error {
-	all, err := m.records.all(ctx)
+	_, staged, err := m.records.stage(ctx, r.Volume)
 	if err != nil {
 		return err
 	}
-	if all[r.Volume].stage != nil {
+	if staged {
 		return errs.Errorf(errs.Precondition, "volume id %s belongs to a staged volume and cannot be used for an inline ephemeral volume", r.Volume)
 	}
-	for _, o := range all[r.Volume].publishes {
+	others, err := m.records.publishesOf(ctx, r.Volume)
+	if err != nil {
+		return err
+	}
+	for _, o := range others {
 		if o.Target != r.Target {
 			return errs.Errorf(errs.Precondition, "inline ephemeral volume %s is already published at %s; it belongs to one pod and has one target", r.Volume, o.Target)
 		}

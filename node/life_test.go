@@ -117,3 +117,30 @@ func (n *testNode) fileBegins(id volume.ID, want string) {
 		n.t.Errorf("the file begins with %q, %v; want %q", got, err, want)
 	}
 }
+
+// Calls for one volume decode no record of another: with the records of a full
+// node each call would take longer than its own work.
+func TestOtherRecordsAreNotDecoded(t *testing.T) {
+	n := newNode(t)
+	s, block := n.staging("vol-one", mkfs.Ext4), n.staging("vol-two", "")
+	all := []node.PublishRequest{n.publishOf(s, "a"), n.publishOf(block, "b")}
+	n.up(s)
+	n.up(block)
+	n.publish(all[0])
+	n.restart() // the publish is found again
+	n.ok("damage", n.PutDamagedRecords(t.Context()))
+	for _, p := range all {
+		n.publish(p)
+	}
+	n.refused(n.Unstage(t.Context(), node.UnstageRequest{Volume: s.Volume, Staging: s.Staging}), errs.Precondition, all[0].Target)
+	for range 2 {
+		for _, p := range all {
+			n.unpublish(p)
+		}
+	}
+	n.unstage(s)
+	n.unstage(block)
+	if _, err := n.Volumes(t.Context()); err == nil {
+		t.Error("all records can be decoded, so that the test shows nothing")
+	}
+}

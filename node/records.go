@@ -2,6 +2,10 @@ package node
 
 import (
 	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/cleatproject/cleat/internal/store"
@@ -89,6 +93,11 @@ type records struct {
 	store     *store.Store
 	stages    store.Bucket[stageRecord]
 	publishes store.Bucket[publishRecord]
+
+	mu sync.Mutex
+	// targets has the targets of each volume's publishes, and perhaps others. Calls
+	// for one volume do not overlap (Manager.change).
+	targets map[volume.ID]map[string]bool
 }
 
 func openRecords(ctx context.Context, path string) (*records, error) {
@@ -96,11 +105,39 @@ func openRecords(ctx context.Context, path string) (*records, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &records{
+	r := &records{
 		store:     s,
 		stages:    store.Bucket[stageRecord]{Name: "stages"},
 		publishes: store.Bucket[publishRecord]{Name: "publishes"},
-	}, nil
+		targets:   map[volume.ID]map[string]bool{},
+	}
+	all, err := r.all(ctx)
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	for id, v := range all {
+		for _, p := range v.publishes {
+			r.index(id, p.Target)
+		}
+	}
+	return r, nil
+}
+
+func (r *records) index(id volume.ID, target string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.targets[id] == nil {
+		r.targets[id] = map[string]bool{}
+	}
+	r.targets[id][target] = true
+}
+
+func (r *records) unindex(id volume.ID, target string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if delete(r.targets[id], target); len(r.targets[id]) == 0 {
+		delete(r.targets, id)
+	}
 }
 
 func (r *records) close() error { return r.store.Close() }
@@ -130,10 +167,12 @@ func (r *records) publish(ctx context.Context, target string) (rec publishRecord
 }
 
 func (r *records) putPublish(ctx context.Context, target string, rec publishRecord) error {
+	r.index(rec.Volume, target)
 	return r.store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error { return r.publishes.Put(tx, target, rec) })
 }
 
 func (r *records) putPublishAndStage(ctx context.Context, target string, rec publishRecord, stage stageRecord) error {
+	r.index(rec.Volume, target)
 	return r.store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
 		if err := r.stages.Put(tx, string(rec.Volume), stage); err != nil {
 			return err
@@ -142,8 +181,12 @@ func (r *records) putPublishAndStage(ctx context.Context, target string, rec pub
 	})
 }
 
-func (r *records) deletePublish(ctx context.Context, target string) error {
-	return r.store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error { return r.publishes.Delete(tx, target) })
+func (r *records) deletePublish(ctx context.Context, id volume.ID, target string) error {
+	err := r.store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error { return r.publishes.Delete(tx, target) })
+	if err == nil {
+		r.unindex(id, target)
+	}
+	return err
 }
 
 func (r *records) all(ctx context.Context) (map[volume.ID]volumeRecords, error) {
@@ -169,7 +212,22 @@ func (r *records) all(ctx context.Context) (map[volume.ID]volumeRecords, error) 
 }
 
 // The order is that of targets.
-func (r *records) publishesOf(ctx context.Context, id volume.ID) ([]publication, error) {
-	all, err := r.all(ctx)
-	return all[id].publishes, err
+func (r *records) publishesOf(ctx context.Context, id volume.ID) (all []publication, err error) {
+	r.mu.Lock()
+	targets := slices.Sorted(maps.Keys(r.targets[id]))
+	r.mu.Unlock()
+	err = r.store.View(ctx, func(tx *store.Tx) error {
+		all = nil
+		for _, t := range targets {
+			rec, found, err := r.publishes.Get(tx, t)
+			if err != nil {
+				return err
+			}
+			if found && rec.Volume == id {
+				all = append(all, publication{Target: t, publishRecord: rec})
+			}
+		}
+		return nil
+	})
+	return all, err
 }

@@ -41,21 +41,25 @@ func (m *Manager) TrimIfDue(ctx context.Context, id volume.ID, now time.Time) (d
 
 // trimmable finds a writable mount.
 func (m *Manager) trimmable(ctx context.Context, id volume.ID) (trimmable, bool, error) {
-	all, err := m.records.all(ctx)
+	rec, staged, err := m.records.stage(ctx, id)
 	if err != nil {
 		return trimmable{}, false, err
 	}
-	if rec := all[id].stage; rec != nil {
+	if staged {
 		if rec.Capability.Block || rec.ReadOnly || !m.isExpected(id, rec.State, rec.mounted) {
 			return trimmable{}, false, nil
 		}
 		s, err := m.source(rec.Locator, rec.mounted)
 		return trimmable{source: s, path: rec.Staging, last: rec.last(), record: func(ctx context.Context, at time.Time) error {
 			rec.Trimmed = at
-			return m.records.putStage(ctx, id, *rec)
+			return m.records.putStage(ctx, id, rec)
 		}}, true, err
 	}
-	for _, p := range all[id].publishes {
+	publishes, err := m.records.publishesOf(ctx, id)
+	if err != nil {
+		return trimmable{}, false, err
+	}
+	for _, p := range publishes {
 		if p.Inline == nil || p.ReadOnly || !m.isExpected(id, p.State, p.mounted) {
 			continue
 		}

@@ -2,6 +2,9 @@ package node
 
 import (
 	"context"
+	"errors"
+	"io/fs"
+	"os"
 
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/mount"
@@ -63,7 +66,7 @@ func (m *Manager) unpublish(ctx context.Context, target string, rec publishRecor
 			return err
 		}
 	}
-	if err := m.records.deletePublish(ctx, target); err != nil {
+	if err := m.records.deletePublish(ctx, rec.Volume, target); err != nil {
 		return err
 	}
 	crashpoint.Hit("unpublish.recorded")
@@ -180,6 +183,9 @@ func (s source) detachUnknown(ctx context.Context) error {
 // been. Paths inside a volume and staging paths stay, without an error.
 func (m *Manager) removeUnrecorded(ctx context.Context, r UnpublishRequest) error {
 	if m.checkPath("target_path", r.Target) != nil || checkEmpty(r.Target) != nil {
+		return nil
+	}
+	if _, err := os.Lstat(r.Target); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	resolved, err := resolve("target_path", r.Target)
