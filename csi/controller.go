@@ -10,7 +10,6 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -29,21 +28,21 @@ type Grants interface {
 	// Grant records a grant. It is idempotent. Exists: the node has a different
 	// grant. Precondition: the client is fenced, or another node has the
 	// volume.
-	Grant(ctx context.Context, g ledger.Grant) (ledger.Grant, error)
+	Grant(ctx context.Context, g volume.Grant) (volume.Grant, error)
 	// Revoke removes the grant of a node (empty: all), once enforce, if it is not
 	// nil, has made the storage shut the node out; a missing one is no error.
 	Revoke(ctx context.Context, id volume.ID, node string, enforce func(context.Context) error) error
 	// Of returns the grants of a volume.
-	Of(ctx context.Context, id volume.ID) ([]ledger.Grant, error)
+	Of(ctx context.Context, id volume.ID) ([]volume.Grant, error)
 	// All returns the grants of volumes with ids greater than after, in that
 	// order; limit 0 is no limit.
-	All(ctx context.Context, after volume.ID, limit int) ([]ledger.Grant, error)
+	All(ctx context.Context, after volume.ID, limit int) ([]volume.Grant, error)
 	// Clients returns the nodes with their addresses as last recorded.
 	Clients(ctx context.Context) ([]volume.Client, error)
 	// Client returns a node's addresses as last recorded.
 	Client(ctx context.Context, node string) (c volume.Client, known bool, err error)
 	// ByNode returns the grants of a node.
-	ByNode(ctx context.Context, node string) ([]ledger.Grant, error)
+	ByNode(ctx context.Context, node string) ([]volume.Grant, error)
 }
 
 // ControllerConfig configures a Controller.

@@ -10,7 +10,6 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/csi"
-	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -167,7 +166,7 @@ type singleReads struct {
 	count *int
 }
 
-func (g singleReads) Of(ctx context.Context, id volume.ID) ([]ledger.Grant, error) {
+func (g singleReads) Of(ctx context.Context, id volume.ID) ([]volume.Grant, error) {
 	*g.count++
 	return g.Grants.Of(ctx, id)
 }

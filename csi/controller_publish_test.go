@@ -167,7 +167,7 @@ type slowGrants struct {
 	begun, open chan struct{}
 }
 
-func (s slowGrants) Grant(ctx context.Context, g ledger.Grant) (ledger.Grant, error) {
+func (s slowGrants) Grant(ctx context.Context, g volume.Grant) (volume.Grant, error) {
 	s.begun <- struct{}{}
 	<-s.open
 	return s.Grants.Grant(ctx, g)

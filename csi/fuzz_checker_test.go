@@ -9,7 +9,6 @@ import (
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -175,7 +174,7 @@ func (c checker) Enter(context.Context, volume.Client) (leave func(), err error)
 	return func() {}, nil
 }
 
-func (c checker) Grant(_ context.Context, g ledger.Grant) (ledger.Grant, error) {
+func (c checker) Grant(_ context.Context, g volume.Grant) (volume.Grant, error) {
 	mode, kind, _ := strings.Cut(g.Mode, "/")
 	if c.sharedFS == "" && g.Client.Node != "n" || c.sharedFS != "" && kind == "block" || spec.VolumeCapability_AccessMode_Mode_value[mode] == 0 || kind != "block" && kind != "mount" {
 		c.t.Errorf("%+v", g)
@@ -190,9 +189,9 @@ func (c checker) Revoke(_ context.Context, id volume.ID, node string, _ func(con
 	return nil
 }
 
-func (c checker) Of(context.Context, volume.ID) ([]ledger.Grant, error) { return nil, nil }
+func (c checker) Of(context.Context, volume.ID) ([]volume.Grant, error) { return nil, nil }
 
-func (c checker) All(context.Context, volume.ID, int) ([]ledger.Grant, error) { return nil, nil }
+func (c checker) All(context.Context, volume.ID, int) ([]volume.Grant, error) { return nil, nil }
 
 func (c checker) Clients(context.Context) ([]volume.Client, error) { return nil, nil }
 
@@ -200,7 +199,7 @@ func (c checker) Client(context.Context, string) (volume.Client, bool, error) {
 	return volume.Client{}, false, nil
 }
 
-func (c checker) ByNode(context.Context, string) ([]ledger.Grant, error) { return nil, nil }
+func (c checker) ByNode(context.Context, string) ([]volume.Grant, error) { return nil, nil }
 
 // everything is announced, without an engine.
 func everything() *Controller { return checkingController(nil, nil, "") }

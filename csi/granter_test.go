@@ -46,7 +46,7 @@ func (g *granter) Enforce(ctx context.Context, id volume.ID) error {
 	}
 	g.admitted[id] = nil
 	for _, a := range admitted {
-		g.admitted[id] = append(g.admitted[id], a.Client.Node)
+		g.admitted[id] = append(g.admitted[id], a.Node)
 	}
 	return nil
 }

@@ -10,7 +10,6 @@ import (
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -43,7 +42,7 @@ func (s *Controller) ControllerPublishVolume(ctx context.Context, r *spec.Contro
 	if err != nil {
 		return nil, err
 	}
-	g := ledger.Grant{Volume: volume.ID(r.GetVolumeId()), ReadOnly: r.GetReadonly(), Mode: grantMode(capability)}
+	g := volume.Grant{Volume: volume.ID(r.GetVolumeId()), ReadOnly: r.GetReadonly(), Mode: grantMode(capability)}
 	now, err := do(ctx, s.operations, r, []string{grantKey(g.Volume)}, func(ctx context.Context) (access.Access, error) {
 		return s.grant(ctx, g, r.GetNodeId(), capability, locator)
 	})
@@ -79,7 +78,7 @@ func grantMode(c volume.Capability) string {
 
 // grant records a grant if the node can use the volume in this way, and returns
 // the volume's locator of today. locator is nil when the request has none.
-func (s *Controller) grant(ctx context.Context, g ledger.Grant, nodeID string, c volume.Capability, locator access.Access) (now access.Access, err error) {
+func (s *Controller) grant(ctx context.Context, g volume.Grant, nodeID string, c volume.Capability, locator access.Access) (now access.Access, err error) {
 	v, err := s.backend.Engine.Get(ctx, g.Volume)
 	if err != nil {
 		return nil, err
@@ -144,7 +143,7 @@ func (s *Controller) lockNode(ctx context.Context, id volume.ID, node string) (u
 	}
 	granted, err := s.grants.ByNode(ctx, node)
 	if err == nil && int64(len(granted)) >= limit &&
-		!slices.ContainsFunc(granted, func(g ledger.Grant) bool { return g.Volume == id }) {
+		!slices.ContainsFunc(granted, func(g volume.Grant) bool { return g.Volume == id }) {
 		err = errs.Errorf(errs.Exhausted, "node %q has %d volumes, which is its limit of %d (--max-volumes); unpublish one first", node, len(granted), limit)
 	}
 	if err != nil {
@@ -240,7 +239,7 @@ func (s *Controller) allPublishedNodes(ctx context.Context, after volume.ID) (ma
 
 // nodeID prefers the record of the client to that of the grant, as the node's
 // addresses can have changed since.
-func (s *Controller) nodeID(g ledger.Grant, last volume.Client) (string, error) {
+func (s *Controller) nodeID(g volume.Grant, last volume.Client) (string, error) {
 	switch {
 	case !s.deployment.MultiNode || g.NameOnly:
 		return g.Client.Node, nil

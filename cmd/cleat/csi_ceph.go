@@ -83,7 +83,7 @@ func (c *cephCluster) serve(ctx context.Context, d *csiServer, engine cephStorag
 	if err := c.boots.open(d); err != nil {
 		return nil, err
 	}
-	config := blocklist.Config{Cluster: engine, Ledger: d.ledger, Database: db, Logger: d.Logger}
+	config := blocklist.Config{Cluster: engine, Grants: d.ledger, Database: db, Logger: d.Logger}
 	if d.boots != nil {
 		config.Boots = d.boots.All
 	}

@@ -81,7 +81,7 @@ func (e *spdkEngine) open(ctx context.Context, d *csiServer) error {
 		return err
 	}
 	engine, err := spdk.New(spdk.Config{
-		Targets: targets, Retired: retired, Database: db, Ledger: d.ledger, Logger: d.Logger,
+		Targets: targets, Retired: retired, Database: db, Grants: d.ledger, Logger: d.Logger,
 		Owner:   d.driverName + " " + e.nvme.cluster,
 		HostNQN: func(node string) string { return nodeHostNQN(e.nvme.cluster, node) },
 	})

@@ -75,7 +75,7 @@ func assembleFences(t *testing.T, cluster interface {
 	db := testkit.Value(store.OpenShared(testkit.Context(t), "of the test", cluster, store.Options{Role: "controller", Version: 1}))(t)
 	r.ledger = ledger.New(db)
 	logger := testkit.NewLog(t).Logger()
-	r.recorder = blocklist.New(blocklist.Config{Cluster: cluster, Ledger: r.ledger, Database: db, Interval: 20 * time.Millisecond, Logger: logger})
+	r.recorder = blocklist.New(blocklist.Config{Cluster: cluster, Grants: r.ledger, Database: db, Interval: 20 * time.Millisecond, Logger: logger})
 	r.fencer = &timedFencer{Fencer: fencer(r.recorder)}
 	operations := op.New(context.Background(), testkit.Timeout)
 	t.Cleanup(func() { testkit.Must(t, operations.Close(context.Background())) })
@@ -243,7 +243,7 @@ func (r *fenceRig) wantDead(d device) {
 // the blocklist.
 func (r *fenceRig) instances() (entries []string, clients []uint64) {
 	r.Helper()
-	for _, i := range testkit.Value(r.ledger.InstancesIn(testkit.Context(r), []netip.Prefix{netip.PrefixFrom(nodeAddress, 32)}))(r) {
+	for _, i := range testkit.Value(r.ledger.Records(testkit.Context(r)))(r).InstancesIn(netip.PrefixFrom(nodeAddress, 32).Contains) {
 		entries, clients = append(entries, fmt.Sprintf("%s:0/%d", i.Addr, i.Nonce)), append(clients, i.Client)
 	}
 	return entries, clients
@@ -256,7 +256,7 @@ func (r *fenceRig) grant() volume.Volume {
 	req.Size.Required = 64 * mib
 	v := testkit.Value(r.engine.Create(testkit.Context(r), req))(r)
 	c := volume.Client{Node: "node", Addrs: []netip.Addr{nodeAddress}}
-	testkit.Value(r.ledger.Grant(testkit.Context(r), ledger.Grant{Volume: v.ID, Client: c, Mode: "SINGLE_NODE_WRITER/block", Granted: time.Now()}))(r)
+	testkit.Value(r.ledger.Grant(testkit.Context(r), volume.Grant{Volume: v.ID, Client: c, Mode: "SINGLE_NODE_WRITER/block", Granted: time.Now()}))(r)
 	return v
 }
 

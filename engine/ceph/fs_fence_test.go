@@ -19,7 +19,6 @@ import (
 
 	"github.com/cleatproject/cleat/engine/ceph/blocklist"
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -80,7 +79,7 @@ func TestFSFence(t *testing.T) {
 	t.Cleanup(func() { testkit.Value(shared.Command("osd", "blocklist", "clear"))(t) })
 	stop := testkit.Go(t, r.recorder.Run)
 	v := makeFS(t, e, fsRequest("granted", volume.Source{}))
-	grant := ledger.Grant{Volume: v.ID, Client: volume.Client{Node: "node", Addrs: []netip.Addr{nodeAddress}}, Mode: "MULTI_NODE_MULTI_WRITER/mount", Granted: time.Now()}
+	grant := volume.Grant{Volume: v.ID, Client: volume.Client{Node: "node", Addrs: []netip.Addr{nodeAddress}}, Mode: "MULTI_NODE_MULTI_WRITER/mount", Granted: time.Now()}
 	testkit.Value(r.ledger.Grant(testkit.Context(t), grant))(t)
 	for _, block := range []string{nodeAddress.String() + "/32", "198.51.100.4/30"} {
 		c := testkit.Value(r.mountOnNode(v))(t)

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -45,7 +44,7 @@ func TestUnfenceAfterAnUnseenDevice(t *testing.T) {
 		t.Errorf("instances %q are recorded, the test needs one that is not", instances)
 	}
 	testkit.Must(t, r.ledger.Revoke(ctx, v.ID, "node", nil))
-	testkit.Value(r.ledger.Grant(ctx, ledger.Grant{Volume: v.ID, Client: volume.Client{Node: "next"}, Mode: "SINGLE_NODE_WRITER/block"}))(t)
+	testkit.Value(r.ledger.Grant(ctx, volume.Grant{Volume: v.ID, Client: volume.Client{Node: "next"}, Mode: "SINGLE_NODE_WRITER/block"}))(t)
 
 	request := requestFor("198.51.100.7/32")
 	err = r.enforcer.Unfence(ctx, request)

@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/ledger"
 	rpc "github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -125,10 +124,11 @@ func (e *Engine) forgetHosts(ctx context.Context, r record, loses func(host stri
 	if err != nil {
 		return r, err
 	}
-	granted, err := e.config.Ledger.Of(ctx, r.id())
+	recorded, err := e.config.Grants.Records(ctx)
 	if err != nil {
 		return r, err
 	}
+	granted := recorded.Of(r.id())
 	sessions, err := t.Client.SubsystemControllers(ctx, r.nqn())
 	if err != nil {
 		if _, missing := t.Client.Subsystem(ctx, r.nqn()); errors.Is(missing, rpc.NotFound) {
@@ -137,7 +137,7 @@ func (e *Engine) forgetHosts(ctx context.Context, r record, loses func(host stri
 		return r, t.explain(err, "list the clients of volume %s", r.id())
 	}
 	return e.withoutHosts(ctx, r, func(host string, _ []netip.Addr) bool {
-		return loses(host) || slices.ContainsFunc(granted, func(g ledger.Grant) bool { return e.hostNQN(g.Client) == host }) ||
+		return loses(host) || slices.ContainsFunc(granted, func(g volume.RecordedGrant) bool { return e.hostNQN(g.Client) == host }) ||
 			!slices.ContainsFunc(sessions, func(c rpc.SubsystemController) bool { return c.HostNQN == host })
 	})
 }

@@ -48,7 +48,7 @@ func runChild(ctx context.Context, w childWork) error {
 
 func fileConfig(db *store.Store, client *rpc.Client) Config {
 	return Config{
-		Database: db, Ledger: ledger.New(db), HostNQN: access.HostNQN,
+		Database: db, Grants: ledger.New(db), HostNQN: access.HostNQN,
 		Targets: []Target{{Name: targetName(0), Client: client, Transport: "tcp", Addresses: []netip.AddrPort{targetAddr(0)}}},
 	}
 }
@@ -185,8 +185,8 @@ func prepare(t *testing.T, r *rig, e *Engine, name, point string, work func(volu
 		r.mustConnect(base, oldHost, "192.0.2.9")
 	}
 	if name == "enforce" { // n1 has to go, n2 to come
-		_, err := e.config.Ledger.Grant(testkit.Context(t), ledger.Grant{Volume: base.ID, Client: node("n2", "192.0.2.2"), Mode: "MULTI_NODE_MULTI_WRITER/block"})
-		testkit.Must(t, err, e.config.Ledger.Revoke(testkit.Context(t), base.ID, "n1", nil))
+		_, err := ledgerOf(e).Grant(testkit.Context(t), volume.Grant{Volume: base.ID, Client: node("n2", "192.0.2.2"), Mode: "MULTI_NODE_MULTI_WRITER/block"})
+		testkit.Must(t, err, ledgerOf(e).Revoke(testkit.Context(t), base.ID, "n1", nil))
 		r.mustConnect(base, access.HostNQN("n1"), "192.0.2.1")
 	}
 	return base, work(base, s)

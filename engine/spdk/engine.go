@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/internal/store"
 	rpc "github.com/cleatproject/cleat/spdk"
@@ -41,8 +40,8 @@ type Config struct {
 	Retired []string
 	// Database has the volumes. Several processes can share it.
 	Database store.Database
-	// Ledger, in the same database, has the clients that are admitted.
-	Ledger *ledger.Ledger
+	// Grants, usually in the same database, has the clients that are admitted.
+	Grants volume.Grants
 	// Owner identifies this release at targets that others use as well. It is the
 	// same after a loss of the database.
 	Owner string

@@ -101,11 +101,7 @@ type fencedHost struct {
 }
 
 func (e *Engine) fencedHosts(ctx context.Context) (hosts []fencedHost, err error) {
-	blocks, err := e.fencedBlocks(ctx)
-	if err != nil {
-		return nil, err
-	}
-	fenced, err := e.config.Ledger.Fenced(ctx)
+	recorded, err := e.config.Grants.Records(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -113,34 +109,17 @@ func (e *Engine) fencedHosts(ctx context.Context) (hosts []fencedHost, err error
 	if err != nil {
 		return nil, err
 	}
-	inside := map[netip.Prefix][]volume.Client{} // also with a former address
-	for _, b := range blocks {
-		if inside[b], err = e.config.Ledger.ClientsIn(ctx, []netip.Prefix{b}); err != nil {
-			return nil, err
+	add := func(id volume.ID, nqn string, in []netip.Prefix) {
+		if name, uuid, _ := parseID(string(id)); !e.isRetired(name) && len(in) > 0 {
+			hosts = append(hosts, fencedHost{name, uuid, nqn, in})
 		}
 	}
-	add := func(id volume.ID, nqn string, is func(netip.Prefix) bool) {
-		name, uuid, _ := parseID(string(id))
-		if e.isRetired(name) {
-			return
-		}
-		in := slices.DeleteFunc(slices.Clone(blocks), func(b netip.Prefix) bool { return !is(b) })
-		if len(in) == 0 { // fenced meanwhile
-			in = blocks
-		}
-		hosts = append(hosts, fencedHost{name, uuid, nqn, in})
-	}
-	for _, g := range fenced {
-		add(g.Volume, e.hostNQN(g.Client), func(b netip.Prefix) bool {
-			return slices.ContainsFunc(g.Client.Addrs, b.Contains) ||
-				slices.ContainsFunc(inside[b], func(c volume.Client) bool { return c.Node == g.Client.Node })
-		})
+	for _, g := range recorded.Grants {
+		add(g.Volume, e.hostNQN(g.Client), g.Fenced)
 	}
 	for _, r := range all {
 		for host, addrs := range r.Hosts {
-			if is := func(b netip.Prefix) bool { return slices.ContainsFunc(addrs, b.Contains) }; slices.ContainsFunc(blocks, is) {
-				add(r.id(), host, is)
-			}
+			add(r.id(), host, slices.DeleteFunc(slices.Clone(recorded.Fenced), func(b netip.Prefix) bool { return !slices.ContainsFunc(addrs, b.Contains) }))
 		}
 	}
 	return hosts, nil
@@ -148,16 +127,8 @@ func (e *Engine) fencedHosts(ctx context.Context) (hosts []fencedHost, err error
 
 // fencedBlocks returns the blocks of all fences.
 func (e *Engine) fencedBlocks(ctx context.Context) (blocks []netip.Prefix, err error) {
-	fences, err := e.config.Ledger.Fences(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, f := range fences {
-		if f.IsDesired() {
-			blocks = append(blocks, f.Block)
-		}
-	}
-	return blocks, nil
+	recorded, err := e.config.Grants.Records(ctx)
+	return recorded.Fenced, err
 }
 
 // anyHost stands for the hosts of a volume that has some without a grant.
@@ -170,14 +141,11 @@ func (e *Engine) Sessions(ctx context.Context, blocks []netip.Prefix) (all []vol
 	if err != nil {
 		return nil, err
 	}
-	grants, err := e.config.Ledger.All(ctx, "", 0)
+	recorded, err := e.config.Grants.Records(ctx)
 	if err != nil {
 		return nil, err
 	}
-	inside, err := e.config.Ledger.ClientsIn(ctx, blocks)
-	if err != nil {
-		return nil, err
-	}
+	inside := recorded.ClientsIn(set.Contains)
 	records, err := e.records(ctx)
 	if err != nil {
 		return nil, err
@@ -188,7 +156,7 @@ func (e *Engine) Sessions(ctx context.Context, blocks []netip.Prefix) (all []vol
 			hosts[r.id()] = append(hosts[r.id()], anyHost)
 		}
 	}
-	for _, g := range grants {
+	for _, g := range recorded.Grants {
 		hosts[g.Volume] = append(hosts[g.Volume], "")
 		if slices.ContainsFunc(inside, func(c volume.Client) bool { return c.Node == g.Client.Node }) {
 			hosts[g.Volume] = append(hosts[g.Volume], e.hostNQN(g.Client))

@@ -60,7 +60,7 @@ func TestFenceAfterOverlappingUnpublishes(t *testing.T) {
 	publish(t, a, v.ID, node("n1", "192.0.2.1"))
 	testkit.Must(t, a.compare(ctx, a.order[0]))
 	var s session
-	testkit.Must(t, a.config.Ledger.Revoke(ctx, v.ID, "n1", func(ctx context.Context) error {
+	testkit.Must(t, ledgerOf(a).Revoke(ctx, v.ID, "n1", func(ctx context.Context) error {
 		testkit.Must(t, a.Revoke(ctx, v.ID, "n1"))
 		publish(t, b, v.ID, node("n1", "192.0.2.1"))
 		s = r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1")
@@ -147,7 +147,7 @@ func (r *rig) lost() (*Engine, session) {
 	testkit.Must(r.t, e.compare(ctx, e.order[0]))
 	publish(r.t, e, v.ID, node("n1", "192.0.2.1"))
 	s := r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1")
-	testkit.Must(r.t, e.drop(ctx, testkit.Value(e.find(ctx, v.ID))(r.t)), e.config.Ledger.Revoke(ctx, v.ID, "", nil))
+	testkit.Must(r.t, e.drop(ctx, testkit.Value(e.find(ctx, v.ID))(r.t)), ledgerOf(e).Revoke(ctx, v.ID, "", nil))
 	return r.engine(), s
 }
 
@@ -189,7 +189,7 @@ func TestFenceOfFormerAddress(t *testing.T) {
 	r := newRig(t, "one")
 	e := r.engine()
 	ctx := testkit.Context(t)
-	l := e.config.Ledger
+	l := ledgerOf(e)
 	v := create(t, e, "v", volume.Source{})
 	testkit.Must(t, e.compare(ctx, e.order[0]), l.RecordClient(ctx, node("dpu-1", "192.0.2.1")))
 	publish(t, e, v.ID, node("dpu-1"))
@@ -342,7 +342,7 @@ func TestFenceReadsOnce(t *testing.T) {
 
 func (e *Engine) idsOf(t *testing.T, node string) (ids []volume.ID) {
 	t.Helper()
-	for _, g := range testkit.Value(e.config.Ledger.ByNode(testkit.Context(t), node))(t) {
+	for _, g := range testkit.Value(ledgerOf(e).ByNode(testkit.Context(t), node))(t) {
 		ids = append(ids, g.Volume)
 	}
 	return ids

@@ -10,7 +10,6 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
-	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/store"
 	rpc "github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/volume"
@@ -106,22 +105,14 @@ func (e *Engine) hosts(ctx context.Context, r record) ([]string, error) {
 	if r.Deleting {
 		return nil, nil
 	}
-	admitted, err := e.config.Ledger.Admitted(ctx, r.id())
+	admitted, err := e.config.Grants.Admitted(ctx, r.id())
 	return e.hostNQNs(r, admitted), err
 }
 
-func (e *Engine) hostsIn(tx *store.Tx, r record) ([]string, error) {
-	if r.Deleting {
-		return nil, nil
-	}
-	admitted, err := ledger.AdmittedIn(tx, r.id())
-	return e.hostNQNs(r, admitted), err
-}
-
-func (e *Engine) hostNQNs(r record, admitted []ledger.Grant) []string {
+func (e *Engine) hostNQNs(r record, admitted []volume.Client) []string {
 	hosts := slices.Collect(maps.Keys(r.Hosts))
-	for _, g := range admitted {
-		hosts = append(hosts, e.hostNQN(g.Client))
+	for _, c := range admitted {
+		hosts = append(hosts, e.hostNQN(c))
 	}
 	slices.Sort(hosts)
 	return slices.Compact(hosts)
@@ -208,7 +199,7 @@ func (x *export) readAgain(ctx context.Context) (unchanged, found bool, hosts []
 		if now, found, err = volumes().Get(tx, x.record.Name); err != nil || !found {
 			return err
 		}
-		hosts, err = x.engine.hostsIn(tx, now)
+		hosts, err = x.engine.hosts(store.Join(ctx, tx), now)
 		return err
 	})
 	if err != nil || !found || now.id() != x.record.id() {

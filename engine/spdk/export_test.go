@@ -258,7 +258,7 @@ func testUnknownExports(t *testing.T, r *rig) {
 	testkit.Must(t, c.CreateSubsystem(ctx, rpc.SubsystemCreate{NQN: empty, Serial: "1", Model: "1", MaxNamespaces: 1}))
 	lost := r.engine(func(c *Config) {
 		db := testkit.Value(store.OpenShared(ctx, "of the test", storetest.NewObject(store.ErrChanged), StoreOptions()))(t)
-		c.Database, c.Ledger = db, ledger.New(db)
+		c.Database, c.Grants = db, ledger.New(db)
 	})
 	testkit.Must(t, lost.compare(ctx, lost.order[0]))
 	conditions := testkit.Value(lost.StorageHealth(ctx))(t)

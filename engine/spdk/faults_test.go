@@ -214,7 +214,7 @@ func TestExportVanishes(t *testing.T) {
 	r := newRig(t, "one")
 	e := r.engine()
 	v := create(t, e, "v", volume.Source{})
-	_, err := e.config.Ledger.Grant(testkit.Context(t), ledger.Grant{Volume: v.ID, Client: node("n1", "192.0.2.1"), Mode: "m"})
+	_, err := ledgerOf(e).Grant(testkit.Context(t), volume.Grant{Volume: v.ID, Client: node("n1", "192.0.2.1"), Mode: "m"})
 	testkit.Must(t, err)
 	r.targets[0].Inject(spdktest.Fault{Method: "nvmf_subsystem_add_host", Times: 1, Error: &spdktest.Error{Code: -32602, Message: "Subsystem with NQN 'x' not found"}})
 	wantKind(t, e.Enforce(testkit.Context(t), v.ID), "the subsystem vanishes", errs.Unavailable)
@@ -242,7 +242,7 @@ func (r *rig) calls(e *Engine) []func() error {
 		},
 		func() error { return testkit.Err(e.Create(ctx, request("restored", volume.Source{Snapshot: s.ID}))) },
 		func() error {
-			return testkit.Err(e.config.Ledger.Grant(ctx, ledger.Grant{Volume: copied.ID, Client: node("n1", "127.0.1.1"), Mode: "m"}))
+			return testkit.Err(ledgerOf(e).Grant(ctx, volume.Grant{Volume: copied.ID, Client: node("n1", "127.0.1.1"), Mode: "m"}))
 		},
 		func() error { return e.Enforce(ctx, copied.ID) },
 		func() error { return revoke(ctx, e, copied.ID, "n1") },
@@ -304,7 +304,7 @@ func TestFailedWrites(t *testing.T) {
 			var d *failingWrite
 			e := r.engine(func(c *Config) {
 				d = &failingWrite{Database: c.Database, left: writes}
-				c.Database, c.Ledger = d, ledger.New(d)
+				c.Database, c.Grants = d, ledger.New(d)
 			})
 			failed := r.repeated(e, func(err error) {
 				if !errors.Is(err, unix.ENOSPC) {
@@ -332,7 +332,7 @@ func TestFullStateDisk(t *testing.T) {
 	path := filepath.Join(dir, "controller.db")
 	open := func() (*Engine, *store.Store) {
 		db := testkit.Value(store.Open(ctx, path, StoreOptions()))(t)
-		return r.engine(func(c *Config) { c.Database, c.Ledger = db, ledger.New(db) }), db
+		return r.engine(func(c *Config) { c.Database, c.Grants = db, ledger.New(db) }), db
 	}
 	e, db := open()
 	v, other := create(t, e, "v", volume.Source{}), create(t, e, "other", volume.Source{})

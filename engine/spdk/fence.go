@@ -14,7 +14,6 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cidr"
-	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -112,12 +111,12 @@ func (e *Engine) blocksAt(ctx context.Context, t *target, hosts []fencedHost, al
 // fenced one, or one without a grant. concerned also reports a target whose
 // volumes are perhaps not all recorded.
 func (e *Engine) concerned(ctx context.Context, t *target, set *netipx.IPSet) (ids []volume.ID, concerned bool, err error) {
-	fenced, err := e.config.Ledger.Fenced(ctx)
+	recorded, err := e.config.Grants.Records(ctx)
 	if err != nil {
 		return nil, false, err
 	}
-	for _, g := range fenced {
-		if name, _, _ := parseID(string(g.Volume)); name == t.Name {
+	for _, g := range recorded.Grants {
+		if name, _, _ := parseID(string(g.Volume)); name == t.Name && len(g.Fenced) > 0 {
 			ids = append(ids, g.Volume)
 		}
 	}
@@ -151,19 +150,11 @@ func (e *Engine) unknownHosts(ctx context.Context, t *target) (ids []volume.ID, 
 }
 
 func (e *Engine) hasUnseenClient(ctx context.Context, t *target) (bool, error) {
-	grants, err := e.config.Ledger.All(ctx, "", 0)
-	if err != nil {
-		return false, err
-	}
-	clients, err := e.config.Ledger.Clients(ctx)
-	if err != nil {
-		return false, err
-	}
-	return slices.ContainsFunc(grants, func(g ledger.Grant) bool {
+	recorded, err := e.config.Grants.Records(ctx)
+	return slices.ContainsFunc(recorded.Grants, func(g volume.RecordedGrant) bool {
 		name, _, _ := parseID(string(g.Volume))
-		return name == t.Name && len(g.Client.Addrs) == 0 &&
-			!slices.ContainsFunc(clients, func(c volume.Client) bool { return c.Node == g.Client.Node && len(c.Addrs) > 0 })
-	}), nil
+		return name == t.Name && len(g.Client.Addrs) == 0
+	}), err
 }
 
 // compareSome is compare, but returns only the errors that concern some volumes:
@@ -218,12 +209,12 @@ func (e *Engine) recordPeers(ctx context.Context, t *target, set *netipx.IPSet) 
 	if err != nil {
 		return err
 	}
-	admitted, err := e.config.Ledger.AllAdmitted(ctx)
+	recorded, err := e.config.Grants.Records(ctx)
 	if err != nil {
 		return err
 	}
 	all = slices.DeleteFunc(all, func(r record) bool {
-		return r.Target != t.Name || !r.isVolume() || len(admitted[r.id()])+len(r.Hosts) == 0
+		return r.Target != t.Name || !r.isVolume() || len(recorded.Admitted(r.id()))+len(r.Hosts) == 0
 	})
 	ids := make([]volume.ID, len(all))
 	for i, r := range all {
@@ -235,9 +226,9 @@ func (e *Engine) recordPeers(ctx context.Context, t *target, set *netipx.IPSet) 
 			continue
 		}
 		from := addrsOf(found[i])
-		for _, g := range admitted[r.id()] {
+		for _, g := range recorded.Admitted(r.id()) {
 			if now := from[e.hostNQN(g.Client)]; slices.ContainsFunc(now, set.Contains) {
-				if err := e.recordAddrs(ctx, g.Client.Node, now...); err != nil {
+				if err := e.config.Grants.Learn(ctx, g.Client.Node, now); err != nil {
 					return err
 				}
 			}
@@ -295,27 +286,4 @@ func (e *Engine) adoptAll(ctx context.Context, t *target) error {
 		}
 	}
 	return few(failed)
-}
-
-// maxLearnt addresses of a client are its present ones.
-const maxLearnt = 16
-
-// recordAddrs adds addresses to the record of a client. If they are too many, as
-// of a client that got new ones again and again, the earlier ones become former
-// ones, which fences cover as well.
-func (e *Engine) recordAddrs(ctx context.Context, node string, addrs ...netip.Addr) error {
-	c, _, err := e.config.Ledger.Client(ctx, node)
-	if err != nil {
-		return err
-	}
-	c.Node = node
-	for _, a := range addrs {
-		if !slices.Contains(c.Addrs, a) {
-			c.Addrs = append(c.Addrs, a)
-		}
-	}
-	if len(c.Addrs) > maxLearnt {
-		c.Addrs = addrs
-	}
-	return e.config.Ledger.RecordClient(ctx, c)
 }

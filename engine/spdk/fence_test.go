@@ -21,7 +21,7 @@ import (
 func enforcer(t *testing.T, e *Engine, bounds ...enforce.Bounds) *enforce.Enforcer {
 	operations := op.New(t.Context(), 0)
 	t.Cleanup(func() { testkit.Must(t, operations.Close(testkit.Context(t))) })
-	c := enforce.Config{Ledger: e.config.Ledger, Operations: operations, Locals: []enforce.Local{{Name: "spdk", Fencer: e, Deferred: true}}}
+	c := enforce.Config{Ledger: ledgerOf(e), Operations: operations, Locals: []enforce.Local{{Name: "spdk", Fencer: e, Deferred: true}}}
 	for _, b := range bounds {
 		c.Bounds = b
 	}
@@ -226,7 +226,7 @@ func TestFenceAtOnce(t *testing.T) {
 	}
 	r.atOnce("nvmf_subsystem_get_qpairs", func(ctx context.Context) error { return testkit.Err(e.Sessions(ctx, blocks)) })
 	for _, id := range ids {
-		testkit.Must(t, e.config.Ledger.Revoke(testkit.Context(t), id, "n1", nil))
+		testkit.Must(t, ledgerOf(e).Revoke(testkit.Context(t), id, "n1", nil))
 	}
 	r.atOnce("nvmf_subsystem_remove_host", func(ctx context.Context) error { return e.compare(ctx, e.order[0]) })
 	testkit.Must(t, e.compare(testkit.Context(t), e.order[0]))

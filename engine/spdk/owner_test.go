@@ -22,7 +22,7 @@ import (
 func (r *rig) otherRelease(c *Config) {
 	r.t.Helper()
 	db := testkit.Value(store.OpenShared(testkit.Context(r.t), "of the other release", storetest.NewObject(store.ErrChanged), StoreOptions()))(r.t)
-	c.Database, c.Ledger = db, ledger.New(db)
+	c.Database, c.Grants = db, ledger.New(db)
 }
 
 // Two releases create volumes at one target at the same time, and
@@ -154,7 +154,7 @@ func TestExportOfDeletedVolume(t *testing.T) {
 	testkit.Must(t, r.client(0).DeleteSubsystem(ctx, nqnOf(r.uuid(v))))
 	r.targets[0].Forget()
 	entered, leave, exported := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-	e.config.Ledger = ledger.New(&pausedRead{e.config.Database, sync.OnceFunc(func() { close(entered); <-leave })})
+	e.config.Grants = ledger.New(&pausedRead{e.config.Database, sync.OnceFunc(func() { close(entered); <-leave })})
 	go func() { exported <- e.Enforce(ctx, v.ID) }()
 	<-entered
 	testkit.Must(t, other.Delete(ctx, v.ID))

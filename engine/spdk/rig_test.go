@@ -108,7 +108,7 @@ func (r *rig) client(i int) *rpc.Client {
 func (r *rig) engine(change ...func(*Config)) *Engine {
 	r.t.Helper()
 	db := testkit.Value(store.OpenShared(testkit.Context(r.t), "of the test", r.object, StoreOptions()))(r.t)
-	c := Config{Database: db, Ledger: ledger.New(db), HostNQN: access.HostNQN, Interval: 20 * time.Millisecond, Logger: r.log.Logger()}
+	c := Config{Database: db, Grants: ledger.New(db), HostNQN: access.HostNQN, Interval: 20 * time.Millisecond, Logger: r.log.Logger()}
 	for i, p := range r.endpoints {
 		c.Targets = append(c.Targets, Target{
 			Name: targetName(i), Client: r.client(i), Transport: "tcp", Addresses: []netip.AddrPort{p.addr}, Stores: []string{p.store},
@@ -119,6 +119,8 @@ func (r *rig) engine(change ...func(*Config)) *Engine {
 	}
 	return testkit.Value(New(c))(r.t)
 }
+
+func ledgerOf(e *Engine) *ledger.Ledger { return e.config.Grants.(*ledger.Ledger) }
 
 // run runs the background part of an engine until the test ends.
 func (r *rig) run(e *Engine) (stop func()) { return testkit.Go(r.t, e.Run) }
@@ -146,8 +148,8 @@ func node(name string, addrs ...string) volume.Client {
 }
 
 func grant(t testing.TB, e *Engine, id volume.ID, c volume.Client) error {
-	g := ledger.Grant{Volume: id, Client: c, NameOnly: len(c.Addrs) == 0, Mode: "MULTI_NODE_MULTI_WRITER/block"}
-	_, err := e.config.Ledger.Grant(testkit.Context(t), g)
+	g := volume.Grant{Volume: id, Client: c, NameOnly: len(c.Addrs) == 0, Mode: "MULTI_NODE_MULTI_WRITER/block"}
+	_, err := ledgerOf(e).Grant(testkit.Context(t), g)
 	return err
 }
 
@@ -163,7 +165,7 @@ func unpublish(t testing.TB, e *Engine, id volume.ID, node string) {
 }
 
 func revoke(ctx context.Context, e *Engine, id volume.ID, node string) error {
-	return e.config.Ledger.Revoke(ctx, id, node, func(ctx context.Context) error { return e.Revoke(ctx, id, node) })
+	return ledgerOf(e).Revoke(ctx, id, node, func(ctx context.Context) error { return e.Revoke(ctx, id, node) })
 }
 
 // connect connects a host to a volume as its node plugin does.
@@ -245,7 +247,7 @@ func (r *rig) removeAll(e *Engine) {
 		testkit.Must(r.t, e.DeleteSnapshot(ctx, s.ID))
 	}
 	for _, v := range testkit.Value(e.List(ctx, "", 0))(r.t) {
-		testkit.Must(r.t, e.config.Ledger.Revoke(ctx, v.ID, "", nil), e.Delete(ctx, v.ID))
+		testkit.Must(r.t, ledgerOf(e).Revoke(ctx, v.ID, "", nil), e.Delete(ctx, v.ID))
 	}
 	for _, t := range e.order {
 		testkit.Must(r.t, e.sweep(ctx, t))

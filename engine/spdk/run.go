@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/store"
 	rpc "github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/volume"
@@ -90,7 +89,7 @@ func (e *Engine) compareEach(ctx context.Context, t *target) (failed map[volume.
 	if err != nil {
 		return nil, err
 	}
-	admitted, err := e.config.Ledger.AllAdmitted(ctx)
+	recorded, err := e.config.Grants.Records(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -108,9 +107,9 @@ func (e *Engine) compareEach(ctx context.Context, t *target) (failed map[volume.
 			continue
 		}
 		owned[r.nqn()] = true
-		grants := admitted[r.id()]
+		grants := recorded.Admitted(r.id())
 		volumes.Go(func() (err error) {
-			if r.isVolume() && t.differs(seen, ring, r, e.hostNQNs(r, grants)) {
+			if r.isVolume() && t.differs(seen, ring, r, e.hostNQNs(r, clientsOf(grants))) {
 				err = e.repair(ctx, r.id())
 			} else {
 				err = e.learn(ctx, t, r, grants)
@@ -186,6 +185,13 @@ func (t *target) differs(seen map[string]rpc.Subsystem, ring keyring, r record, 
 	})
 }
 
+func clientsOf(grants []volume.RecordedGrant) (clients []volume.Client) {
+	for _, g := range grants {
+		clients = append(clients, g.Client)
+	}
+	return clients
+}
+
 func admittedBy(s rpc.Subsystem) (hosts []string) {
 	for _, h := range s.Hosts {
 		hosts = append(hosts, h.NQN)
@@ -196,8 +202,8 @@ func admittedBy(s rpc.Subsystem) (hosts []string) {
 
 // learn records the addresses of connected clients whose node id has none, and of
 // hosts of before the adoption.
-func (e *Engine) learn(ctx context.Context, t *target, r record, admitted []ledger.Grant) error {
-	named := slices.DeleteFunc(slices.Clone(admitted), func(g ledger.Grant) bool { return !g.NameOnly })
+func (e *Engine) learn(ctx context.Context, t *target, r record, admitted []volume.RecordedGrant) error {
+	named := slices.DeleteFunc(slices.Clone(admitted), func(g volume.RecordedGrant) bool { return !g.NameOnly })
 	if len(named)+len(r.Hosts) == 0 {
 		return nil
 	}
@@ -209,7 +215,7 @@ func (e *Engine) learn(ctx context.Context, t *target, r record, admitted []ledg
 	for _, g := range named {
 		isNew := func(a netip.Addr) bool { return !slices.Contains(g.Client.Addrs, a) }
 		if now := from[e.hostNQN(g.Client)]; slices.ContainsFunc(now, isNew) {
-			if err := e.recordAddrs(ctx, g.Client.Node, now...); err != nil {
+			if err := e.config.Grants.Learn(ctx, g.Client.Node, now); err != nil {
 				return err
 			}
 		}

@@ -71,7 +71,7 @@ type Config struct {
 	Interval time.Duration
 	Changed  <-chan struct{}
 	// Boots reads the last boot reports of all nodes; nil: nodes do not report.
-	Boots   func(ctx context.Context) (map[string]ledger.Boot, error)
+	Boots   func(ctx context.Context) (map[string]volume.Boot, error)
 	Logger  *slog.Logger
 	Metrics prometheus.Registerer
 }

@@ -237,7 +237,7 @@ func TestFenceWaitsForGrantsInFlight(t *testing.T) {
 	if err := r.Fence(t.Context(), a); err != nil {
 		t.Error(err)
 	}
-	_, err = r.ledger.Grant(t.Context(), ledger.Grant{Volume: "v", Client: c, Mode: "w"})
+	_, err = r.ledger.Grant(t.Context(), volume.Grant{Volume: "v", Client: c, Mode: "w"})
 	if !errors.Is(err, errs.Precondition) {
 		t.Errorf("grant to a fenced client: %v", err)
 	}

@@ -32,7 +32,7 @@ type rig struct {
 	peers   []Peer
 	bounds  Bounds
 	own     []netip.Addr
-	boots   func(context.Context) (map[string]ledger.Boot, error)
+	boots   func(context.Context) (map[string]volume.Boot, error)
 
 	*Enforcer
 	store      *store.Store

@@ -51,7 +51,7 @@ func (e *Enforcer) requireSeen(ctx context.Context, req plan.Request) error {
 // bootsTimeout bounds the read of boot reports: a call goes on without them.
 const bootsTimeout = 10 * time.Second
 
-func (e *Enforcer) readBoots(ctx context.Context) (map[string]ledger.Boot, error) {
+func (e *Enforcer) readBoots(ctx context.Context) (map[string]volume.Boot, error) {
 	ctx, cancel := context.WithTimeout(ctx, bootsTimeout)
 	defer cancel()
 	return e.config.Boots(ctx)
@@ -79,7 +79,7 @@ func (e *Enforcer) recordBoots(ctx context.Context) {
 	}
 	awaiting, err := e.ledger.AwaitingBoots(ctx)
 	if err == nil && len(awaiting) > 0 {
-		var boots map[string]ledger.Boot
+		var boots map[string]volume.Boot
 		if boots, err = e.readBoots(ctx); err == nil {
 			err = e.ledger.RecordBoots(ctx, awaiting, boots)
 		}

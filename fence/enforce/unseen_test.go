@@ -10,7 +10,6 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/request"
-	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -22,9 +21,9 @@ func TestUnfenceOfAClientWithUnseenUses(t *testing.T) {
 	ctx := t.Context()
 	for node, addr := range map[string]string{"node-a": "10.0.0.1", "node-b": "10.0.0.2"} {
 		c := volume.Client{Node: node, Addrs: []netip.Addr{netip.MustParseAddr(addr)}}
-		testkit.Value(r.ledger.Grant(ctx, ledger.Grant{Volume: volume.ID("of-" + node), Client: c, Granted: time.Now().Add(-time.Hour)}))(t)
+		testkit.Value(r.ledger.Grant(ctx, volume.Grant{Volume: volume.ID("of-" + node), Client: c, Granted: time.Now().Add(-time.Hour)}))(t)
 	}
-	testkit.Value(r.ledger.RecordLook(ctx, ledger.Look{Volumes: map[volume.ID]bool{"of-node-a": true}, Expiry: time.Second}))(t)
+	testkit.Value(r.ledger.RecordLook(ctx, volume.Look{Volumes: map[volume.ID]bool{"of-node-a": true}, Expiry: time.Second}))(t)
 	a, b := req("o", "10.0.0.1/32"), req("o", "10.0.0.2/32")
 	testkit.Must(t, r.Fence(ctx, a), r.Fence(ctx, b), r.ledger.Revoke(ctx, "of-node-a", "node-a", nil), r.Unfence(ctx, b))
 	for _, force := range []bool{false, true} {
@@ -48,20 +47,20 @@ func TestUnfenceOfAClientWithUnseenUses(t *testing.T) {
 // The report of a restart ends the wait of a client, but only one that came after
 // the record under the fence; without an answer of the API server it waits.
 func TestUnfenceAfterAReportedRestart(t *testing.T) {
-	var boots map[string]ledger.Boot
+	var boots map[string]volume.Boot
 	var unread error
 	r := newRig(t, func(r *rig) {
-		r.boots = func(context.Context) (map[string]ledger.Boot, error) { return boots, unread }
+		r.boots = func(context.Context) (map[string]volume.Boot, error) { return boots, unread }
 	})
 	ctx := t.Context()
-	report := func(id string) map[string]ledger.Boot {
-		return map[string]ledger.Boot{"node-a": {ID: id, Machine: "m"}}
+	report := func(id string) map[string]volume.Boot {
+		return map[string]volume.Boot{"node-a": {ID: id, Machine: "m"}}
 	}
 	c := volume.Client{Node: "node-a", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}
 	granted := time.Now()
-	testkit.Value(r.ledger.RecordLook(ctx, ledger.Look{Begun: granted, All: true, Boots: report("1"), Expiry: time.Hour}))(t)
-	testkit.Value(r.ledger.Grant(ctx, ledger.Grant{Volume: "v", Client: c, Granted: granted}))(t)
-	testkit.Value(r.ledger.RecordLook(ctx, ledger.Look{Volumes: map[volume.ID]bool{"v": true}}))(t) // expired
+	testkit.Value(r.ledger.RecordLook(ctx, volume.Look{Begun: granted, All: true, Boots: report("1"), Expiry: time.Hour}))(t)
+	testkit.Value(r.ledger.Grant(ctx, volume.Grant{Volume: "v", Client: c, Granted: granted}))(t)
+	testkit.Value(r.ledger.RecordLook(ctx, volume.Look{Volumes: map[volume.ID]bool{"v": true}}))(t) // expired
 	a := req("o", "10.0.0.1/32")
 	boots = report("1")
 	testkit.Must(t, r.Fence(ctx, a))

@@ -32,7 +32,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/kubeconfig"
-	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/volume"
 )
 
 const (
@@ -90,20 +90,20 @@ func New(c Config) (*Leases, error) {
 }
 
 // All returns the last reports by node.
-func (l *Leases) All(ctx context.Context) (map[string]ledger.Boot, error) {
+func (l *Leases) All(ctx context.Context) (map[string]volume.Boot, error) {
 	// Without a resourceVersion the list is of the time of the call or later.
 	list, err := l.objects.List(ctx, metav1.ListOptions{LabelSelector: prefixLabel + "=" + l.config.Prefix})
 	if err != nil {
 		return nil, errs.Errorf(errs.Unavailable, "list the Leases %s/%s%s*: %w", l.config.Namespace, l.config.Prefix, separator, err)
 	}
-	boots := make(map[string]ledger.Boot, len(list.Items))
+	boots := make(map[string]volume.Boot, len(list.Items))
 	for _, o := range list.Items {
 		node, ours := strings.CutPrefix(o.GetName(), l.config.Prefix+separator)
 		r := reportOf(o)
 		if !ours || r.boot == "" {
 			continue
 		}
-		b := ledger.Boot{ID: r.boot, Late: r.late}
+		b := volume.Boot{ID: r.boot, Late: r.late}
 		if r.machine != "" {
 			b.Machine = fmt.Sprintf("%s/%d/%s", o.GetUID(), r.transitions, r.machine)
 		}

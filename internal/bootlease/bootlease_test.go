@@ -13,9 +13,9 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/bootlease"
-	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/testkit/kubeapi"
+	"github.com/cleatproject/cleat/volume"
 )
 
 const (
@@ -66,12 +66,12 @@ func (m *machine) start(t *testing.T, s *kubeapi.Server, wait time.Duration) *bo
 	}))(t)
 }
 
-func last(t *testing.T, s *kubeapi.Server) ledger.Boot {
+func last(t *testing.T, s *kubeapi.Server) volume.Boot {
 	t.Helper()
 	return testkit.Value(leases(t, s, "cleat-boot").All(t.Context()))(t)["node.a"]
 }
 
-func wantBoot(t *testing.T, s *kubeapi.Server, id string, late bool) ledger.Boot {
+func wantBoot(t *testing.T, s *kubeapi.Server, id string, late bool) volume.Boot {
 	t.Helper()
 	b := last(t, s)
 	if b.ID != id || b.Late != late {

@@ -81,7 +81,7 @@ func TestNothingIsRecordedBehindAFence(t *testing.T) {
 			crowd.Go(func() {
 				var err error
 				if i%2 == 0 {
-					_, err = l.Grant(t.Context(), Grant{Volume: volume.ID(fmt.Sprint("v", i)), Client: c, Mode: "m"})
+					_, err = l.Grant(t.Context(), volume.Grant{Volume: volume.ID(fmt.Sprint("v", i)), Client: c, Mode: "m"})
 				} else {
 					_, err = l.Enter(t.Context(), c)
 				}
@@ -172,7 +172,7 @@ func (m *member) work(ctx context.Context, t *testing.T, l *Ledger, worker int) 
 	if worker%2 == 0 {
 		who.Addrs = nil // known by name
 	}
-	grant := Grant{Volume: volume.ID(fmt.Sprint(m.client.Node, "-", worker)), Client: who, Mode: "m"}
+	grant := volume.Grant{Volume: volume.ID(fmt.Sprint(m.client.Node, "-", worker)), Client: who, Mode: "m"}
 	for ctx.Err() == nil {
 		leave, err := l.Enter(context.Background(), who)
 		if err != nil {
@@ -276,7 +276,7 @@ func TestClientsAreKept(t *testing.T) {
 	wantIn(t, l, "2001:db8::1/128", "n1")
 	wantIn(t, l, "192.0.2.2/32")
 	// A grant without addresses has the recorded ones.
-	got, err := l.Grant(t.Context(), Grant{Volume: "v", Client: volume.Client{Node: "n1"}, Mode: "m"})
+	got, err := l.Grant(t.Context(), volume.Grant{Volume: "v", Client: volume.Client{Node: "n1"}, Mode: "m"})
 	if err != nil || !slices.Equal(got.Client.Addrs, n1.Addrs) || got.Client.HostNQN != "" {
 		t.Errorf("granted to %+v, %v", got.Client, err)
 	}

@@ -8,22 +8,11 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Boot is the last report of a node about the run of its kernel. A node reports
-// a boot before it attaches a volume in it.
-type Boot struct {
-	ID string `json:"id"` // the kernel's boot id
-	// Machine identifies the machine and the time since which no other one has
-	// reported for the node. Empty: not known.
-	Machine string `json:"machine"`
-	// Late: volumes were attached in this boot before it was reported.
-	Late bool `json:"late,omitempty"`
-}
-
 // FencedBoot is the boot that a node had reported when a fence was in force.
 type FencedBoot struct {
-	Fence string    `json:"fence"` // its key
-	Since time.Time `json:"since"` // when it was confirmed
-	Boot  Boot      `json:"boot"`
+	Fence string      `json:"fence"` // its key
+	Since time.Time   `json:"since"` // when it was confirmed
+	Boot  volume.Boot `json:"boot"`
 }
 
 // IsEndedBy reports whether no instance of the use is left in the kernel, given a
@@ -32,7 +21,7 @@ type FencedBoot struct {
 // reported before it attaches a volume. now is a later boot of the same machine,
 // which alone has reported for the node since before the use. A late report is no
 // proof: what was attached before it can be of a boot that was never reported.
-func (u Unseen) IsEndedBy(now Boot) bool {
+func (u Unseen) IsEndedBy(now volume.Boot) bool {
 	return u.isAwaited() && now.Machine == u.Machine && now.ID != "" && now.ID != u.Fenced.Boot.ID && !now.Late
 }
 
@@ -46,7 +35,7 @@ func (u Unseen) isAwaited() bool {
 func machines() store.Bucket[string] { return store.Bucket[string]{Name: "machines"} }
 
 // recordMachines follows the entries that the look adds: those are of before it.
-func (o Look) recordMachines(tx *store.Tx) error {
+func (o look) recordMachines(tx *store.Tx) error {
 	if o.Boots == nil || !o.All {
 		return nil
 	}
@@ -135,7 +124,7 @@ func withFence(tx *store.Tx, u Unseen) (Unseen, error) {
 
 // RecordBoots records the reports of the nodes of AwaitingBoots that were read
 // after it.
-func (l *Ledger) RecordBoots(ctx context.Context, awaiting []Unseen, boots map[string]Boot) error {
+func (l *Ledger) RecordBoots(ctx context.Context, awaiting []Unseen, boots map[string]volume.Boot) error {
 	return l.changeUnseen(ctx, awaiting, func(tx *store.Tx, u Unseen) error {
 		under := *u.Fenced
 		under.Boot = boots[u.Node]
@@ -148,7 +137,7 @@ func (l *Ledger) RecordBoots(ctx context.Context, awaiting []Unseen, boots map[s
 
 // ForgetRestarted removes uses, as returned by Unseen, that reports of the nodes
 // from after that end.
-func (l *Ledger) ForgetRestarted(ctx context.Context, uses []Unseen, boots map[string]Boot) error {
+func (l *Ledger) ForgetRestarted(ctx context.Context, uses []Unseen, boots map[string]volume.Boot) error {
 	return l.changeUnseen(ctx, uses, func(tx *store.Tx, u Unseen) error {
 		if !u.IsEndedBy(boots[u.Node]) {
 			return nil

@@ -54,7 +54,7 @@ func TestBoots(t *testing.T) {
 			b := &bootRig{t: t, l: l, now: time.Date(2026, 11, 27, 0, 0, 0, 0, time.UTC)}
 			client := volume.Client{Node: "a", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}
 			b.look(nil, 0)
-			testkit.Value(l.Grant(t.Context(), Grant{Volume: "v", Client: client, Mode: "SINGLE_NODE_WRITER/block", Granted: b.now}))(t)
+			testkit.Value(l.Grant(t.Context(), volume.Grant{Volume: "v", Client: client, Mode: "SINGLE_NODE_WRITER/block", Granted: b.now}))(t)
 			for _, event := range strings.Split(c.events, ", ") {
 				what, text, _ := strings.Cut(event, " ")
 				b.happens(what, text)
@@ -73,11 +73,11 @@ type bootRig struct {
 	awaiting []Unseen
 }
 
-func (b *bootRig) look(boots map[string]Boot, pause time.Duration) {
+func (b *bootRig) look(boots map[string]volume.Boot, pause time.Duration) {
 	b.t.Helper()
 	begun := b.now.Add(pause)
 	b.now = begun
-	look := Look{Begun: begun, All: true, Volumes: map[volume.ID]bool{"v": true}, Expiry: 30 * time.Second, Boots: boots}
+	look := look{volume.Look{Begun: begun, All: true, Volumes: map[volume.ID]bool{"v": true}, Expiry: 30 * time.Second, Boots: boots}}
 	testkit.Must(b.t, b.l.store.Update(b.t.Context(), func(tx *store.Tx) error {
 		_, err := look.record(tx, begun)
 		return err
@@ -103,9 +103,9 @@ func (b *bootRig) phase(p volume.FencePhase) {
 
 func (b *bootRig) happens(what, text string) {
 	b.t.Helper()
-	ctx, boots := b.t.Context(), map[string]Boot{}
+	ctx, boots := b.t.Context(), map[string]volume.Boot{}
 	if id, machine, ok := strings.Cut(text, "@"); ok {
-		boots["a"] = Boot{ID: id, Machine: strings.TrimSuffix(machine, "!"), Late: strings.HasSuffix(machine, "!")}
+		boots["a"] = volume.Boot{ID: id, Machine: strings.TrimSuffix(machine, "!"), Late: strings.HasSuffix(machine, "!")}
 	}
 	switch what {
 	case "look":

@@ -48,6 +48,35 @@ func (l *Ledger) RecordClient(ctx context.Context, c volume.Client) error {
 	return l.see(ctx, c, func(*store.Tx, known) error { return nil })
 }
 
+// maxLearnt addresses of a client are its present ones.
+const maxLearnt = 16
+
+// Learn implements volume.Grants. If the addresses are too many, as of a client that
+// got new ones again and again, the earlier ones become former ones, which fences
+// cover as well.
+func (l *Ledger) Learn(ctx context.Context, node string, addrs []netip.Addr) error {
+	learnt, err := cleanClient(volume.Client{Node: node, Addrs: addrs})
+	if err != nil {
+		return err
+	}
+	return l.store.Update(ctx, func(tx *store.Tx) error {
+		k, _, err := clients().Get(tx, node)
+		if err != nil {
+			return err
+		}
+		c := learnt
+		c.Addrs = slices.Concat(k.Client.Addrs, learnt.Addrs)
+		slices.SortFunc(c.Addrs, netip.Addr.Compare)
+		switch c.Addrs = slices.Compact(c.Addrs); {
+		case len(c.Addrs) == len(k.Client.Addrs):
+			return nil
+		case len(c.Addrs) > maxLearnt:
+			c.Addrs = learnt.Addrs
+		}
+		return record(tx, c, k)
+	})
+}
+
 // see records a client if check admits it. It writes only changes, which are
 // rare.
 func (l *Ledger) see(ctx context.Context, c volume.Client, check func(tx *store.Tx, k known) error) error {

@@ -32,74 +32,91 @@ func refuse(tx *store.Tx, c volume.Client, k known) error {
 	return d.refusal()
 }
 
-// Admitted returns the grants of a volume whose clients the storage should
-// admit, sorted by node: those that no fence denies, and that are not being
-// revoked. Clients have the addresses of their records if the node was named without.
-func (l *Ledger) Admitted(ctx context.Context, id volume.ID) (admitted []Grant, err error) {
+// Admitted implements volume.Grants.
+func (l *Ledger) Admitted(ctx context.Context, id volume.ID) (admitted []volume.Client, err error) {
 	err = l.store.View(ctx, func(tx *store.Tx) error {
-		admitted, err = AdmittedIn(tx, id)
+		admitted = nil
+		held, err := recordedGrants(tx, string(id)+separator)
+		for _, g := range held {
+			if g.IsAdmitted() {
+				admitted = append(admitted, g.Client)
+			}
+		}
 		return err
 	})
 	return admitted, err
 }
 
-// AdmittedIn is Admitted in a transaction of the ledger's database.
-func AdmittedIn(tx *store.Tx, id volume.ID) ([]Grant, error) {
-	admitted, _, err := divide(tx, string(id)+separator)
-	return admitted[id], err
-}
-
-// AllAdmitted returns the grants of Admitted for each volume that has any.
-func (l *Ledger) AllAdmitted(ctx context.Context) (map[volume.ID][]Grant, error) {
-	admitted, _, err := l.divide(ctx)
-	return admitted, err
-}
-
-// Fenced returns the grants of fenced clients, also those being revoked, sorted
-// by volume and node.
-func (l *Ledger) Fenced(ctx context.Context) ([]Grant, error) {
-	_, fenced, err := l.divide(ctx)
-	return fenced, err
-}
-
-// divide reads all grants.
-func (l *Ledger) divide(ctx context.Context) (admitted map[volume.ID][]Grant, fenced []Grant, err error) {
+// Records implements volume.Grants.
+func (l *Ledger) Records(ctx context.Context) (r volume.Records, err error) {
 	err = l.store.View(ctx, func(tx *store.Tx) error {
-		admitted, fenced, err = divide(tx, "")
-		return err
+		r = volume.Records{}
+		all, err := allFences(tx)
+		if err != nil {
+			return err
+		}
+		for _, f := range all {
+			if f.IsDesired() && !slices.Contains(r.Fenced, f.Block) {
+				r.Fenced = append(r.Fenced, f.Block)
+			}
+		}
+		if r.Grants, err = recordedGrants(tx, ""); err != nil {
+			return err
+		}
+		for e, err := range clients().Range(tx, "") {
+			if err != nil {
+				return err
+			}
+			c := volume.RecordedClient{Client: e.Value.Client}
+			for _, f := range e.Value.Former {
+				c.Former = append(c.Former, f.Addr)
+			}
+			r.Clients = append(r.Clients, c)
+		}
+		for e, err := range instances().Range(tx, "") {
+			if err != nil {
+				return err
+			}
+			r.Instances = append(r.Instances, e.Value)
+		}
+		return nil
 	})
-	return admitted, fenced, err
+	return r, err
 }
 
-// divide reads the grants whose keys have a prefix.
-func divide(tx *store.Tx, prefix string) (admitted map[volume.ID][]Grant, fenced []Grant, err error) {
+// recordedGrants reads the grants whose keys have a prefix, and decides alone whom
+// the storage admits.
+func recordedGrants(tx *store.Tx, prefix string) (all []volume.RecordedGrant, err error) {
 	held, err := collect(grants().Prefix(tx, prefix))
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	admitted = map[volume.ID][]Grant{}
 	for _, g := range held {
 		k, _, err := clients().Get(tx, g.Client.Node)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		d, err := denialOf(tx, g.Client, k)
-		if err != nil {
-			return nil, nil, err
-		}
-		earlier := g.Client.Addrs
-		if g.NameOnly || len(g.Client.Addrs) == 0 {
-			g.Client.Addrs = k.Client.Addrs
+		r := volume.RecordedGrant{Grant: g}
+		for _, a := range addresses(g.Client, k) {
+			over, err := fencesOver(tx, a.Addr)
+			if err != nil {
+				return nil, err
+			}
+			for _, f := range over {
+				if f.IsDesired() && !slices.Contains(r.Fenced, f.Block) {
+					r.Fenced = append(r.Fenced, f.Block)
+				}
+			}
 		}
 		switch {
-		case d != nil && d.fence.IsDesired():
-			g.Client.Addrs = slices.Concat(earlier, k.Client.Addrs)
-			fenced = append(fenced, g)
-		case g.Revoking.IsZero():
-			admitted[g.Volume] = append(admitted[g.Volume], g)
+		case len(r.Fenced) > 0:
+			r.Client.Addrs = slices.Concat(g.Client.Addrs, k.Client.Addrs)
+		case g.NameOnly || len(g.Client.Addrs) == 0:
+			r.Client.Addrs = k.Client.Addrs
 		}
+		all = append(all, r)
 	}
-	return admitted, fenced, nil
+	return all, nil
 }
 
 // denialOf returns nil for a client that is not fenced.

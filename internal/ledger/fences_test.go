@@ -254,7 +254,7 @@ func TestSessionsBeingEnded(t *testing.T) {
 func TestAdmitted(t *testing.T) {
 	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	for _, c := range []volume.Client{client("n1", "192.0.2.1"), client("n2", "192.0.2.2")} {
-		_, err := l.Grant(t.Context(), Grant{Volume: "v", Client: c, Mode: "MULTI_NODE_MULTI_WRITER/block"})
+		_, err := l.Grant(t.Context(), volume.Grant{Volume: "v", Client: c, Mode: "MULTI_NODE_MULTI_WRITER/block"})
 		testkit.Must(t, err)
 	}
 	for _, step := range []struct {
@@ -266,13 +266,14 @@ func TestAdmitted(t *testing.T) {
 		}
 		var got []string
 		for _, c := range testkit.Value(l.Admitted(t.Context(), "v"))(t) {
-			got = append(got, c.Client.Node)
+			got = append(got, c.Node)
 		}
 		if !slices.Equal(got, step.want) {
 			t.Errorf("phase %q: admitted %q, want %q", step.phase, got, step.want)
 		}
-		if all := testkit.Value(l.AllAdmitted(t.Context()))(t); len(all) != 1 || len(all["v"]) != len(step.want) {
-			t.Errorf("phase %q: all that are admitted are %v, want %q of v", step.phase, all, step.want)
+		all := testkit.Value(l.Records(t.Context()))(t)
+		if len(all.Grants) != 2 || len(all.Admitted("v")) != len(step.want) || len(all.Admitted("u"))+len(all.Admitted("w")) > 0 {
+			t.Errorf("phase %q: the records are %+v, want %q admitted to v", step.phase, all, step.want)
 		}
 	}
 }
@@ -283,7 +284,7 @@ func TestRevoking(t *testing.T) {
 	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	ctx := t.Context()
 	grant := func(node string) error {
-		_, err := l.Grant(ctx, Grant{Volume: "v", Client: client(node, "192.0.2.1"), Mode: "SINGLE_NODE_WRITER/mount"})
+		_, err := l.Grant(ctx, volume.Grant{Volume: "v", Client: client(node, "192.0.2.1"), Mode: "SINGLE_NODE_WRITER/mount"})
 		return err
 	}
 	failed := errors.New("the storage does not answer")
@@ -297,8 +298,8 @@ func TestRevoking(t *testing.T) {
 	}
 	testkit.WantError(t, "a grant to another node", grant("n2"), errs.Precondition, "n1")
 	setFences(t, l, fenceOf("192.0.2.1/32", "a", volume.Fencing))
-	if all := testkit.Value(l.Fenced(ctx))(t); len(all) != 1 || all[0].Client.Node != "n1" {
-		t.Errorf("grants of fenced clients: %v", all)
+	if all := testkit.Value(l.Records(ctx))(t).Grants; len(all) != 1 || all[0].Client.Node != "n1" || len(all[0].Fenced) != 1 {
+		t.Errorf("grants, of which the client is fenced: %+v", all)
 	}
 	setFences(t, l)
 	// The node gets the volume again, and keeps it if that happens during the call.

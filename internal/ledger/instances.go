@@ -7,10 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"go4.org/netipx"
-
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -25,29 +22,17 @@ const (
 	seenStep = time.Hour
 )
 
-// Instance is one use of a volume by a client of a cluster, such as a mapped
-// device. It can be fenced by its nonce, also when the cluster lists it no
-// more: a node that lost its network disappears there after 30 s, but its
-// device can write again as soon as the node's address is unfenced.
-type Instance struct {
-	Volume volume.ID  `json:"volume"`
-	Addr   netip.Addr `json:"addr"`
-	Nonce  uint32     `json:"nonce"`
-	Client uint64     `json:"client"` // the cluster's number of the instance
-	Seen   time.Time  `json:"seen"`   // last recorded, to the hour
+// instances is keyed by volume, address and nonce.
+func instances() store.Bucket[volume.Instance] {
+	return store.Bucket[volume.Instance]{Name: "instances"}
 }
 
-// instances is keyed by volume, address and nonce.
-func instances() store.Bucket[Instance] { return store.Bucket[Instance]{Name: "instances"} }
-
-func instanceKey(i Instance) string {
+func instanceKey(i volume.Instance) string {
 	return string(i.Volume) + separator + i.Addr.String() + separator + fmt.Sprint(i.Nonce)
 }
 
-// RecordInstances records instances durably, with the current time. It removes
-// those that were not seen for a day, if their volume has no grant and they are
-// not fenced. It writes only changes. Invalid: an invalid address or volume ID.
-func (l *Ledger) RecordInstances(ctx context.Context, seen []Instance) error {
+// RecordInstances implements volume.Instances.
+func (l *Ledger) RecordInstances(ctx context.Context, seen []volume.Instance) error {
 	seen, err := cleanInstances(seen, time.Now())
 	if err != nil {
 		return err
@@ -80,8 +65,8 @@ func (l *Ledger) RecordInstances(ctx context.Context, seen []Instance) error {
 	})
 }
 
-func cleanInstances(list []Instance, at time.Time) ([]Instance, error) {
-	clean := make([]Instance, len(list))
+func cleanInstances(list []volume.Instance, at time.Time) ([]volume.Instance, error) {
+	clean := make([]volume.Instance, len(list))
 	for n, i := range list {
 		addrs, err := cleanAddrs([]netip.Addr{i.Addr})
 		if err != nil {
@@ -97,7 +82,7 @@ func cleanInstances(list []Instance, at time.Time) ([]Instance, error) {
 }
 
 // instanceChanges returns which of seen to record, and the keys to remove.
-func instanceChanges(tx *store.Tx, seen []Instance) (put []Instance, remove []string, err error) {
+func instanceChanges(tx *store.Tx, seen []volume.Instance) (put []volume.Instance, remove []string, err error) {
 	isSeen := map[string]bool{}
 	for _, i := range seen {
 		isSeen[instanceKey(i)] = true
@@ -129,7 +114,7 @@ func instanceChanges(tx *store.Tx, seen []Instance) (put []Instance, remove []st
 
 // isInstanceNeeded reports whether the instance's volume has a grant, or a fence
 // covers its address or a client with that address.
-func isInstanceNeeded(tx *store.Tx, i Instance) (bool, error) {
+func isInstanceNeeded(tx *store.Tx, i volume.Instance) (bool, error) {
 	for _, err := range grants().Prefix(tx, string(i.Volume)+separator) {
 		return true, err
 	}
@@ -150,50 +135,4 @@ func isInstanceNeeded(tx *store.Tx, i Instance) (bool, error) {
 		}
 	}
 	return false, nil
-}
-
-// InstancesIn returns the recorded instances at addresses in the blocks, and at
-// any address of a client that has one in the blocks, sorted by volume.
-func (l *Ledger) InstancesIn(ctx context.Context, blocks []netip.Prefix) (all []Instance, err error) {
-	set, err := cidr.Set(blocks)
-	if err != nil {
-		return nil, err
-	}
-	err = l.store.View(ctx, func(tx *store.Tx) error {
-		wide, err := withClients(tx, set)
-		if err != nil {
-			return err
-		}
-		for e, err := range instances().Range(tx, "") {
-			if err != nil {
-				return err
-			}
-			if wide.Contains(e.Value.Addr) {
-				all = append(all, e.Value)
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	return all, nil
-}
-
-// withClients adds all addresses of clients that have one in the set.
-func withClients(tx *store.Tx, set *netipx.IPSet) (*netipx.IPSet, error) {
-	var b netipx.IPSetBuilder
-	b.AddSet(set)
-	for e, err := range clients().Range(tx, "") {
-		if err != nil {
-			return nil, err
-		}
-		if !e.Value.isIn(set) {
-			continue
-		}
-		for _, a := range addresses(e.Value.Client, e.Value) {
-			b.Add(a.Addr)
-		}
-	}
-	return b.IPSet()
 }

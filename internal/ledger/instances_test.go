@@ -15,8 +15,8 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-func instanceOf(id, addr string, nonce uint32) Instance {
-	return Instance{Volume: volume.ID(id), Addr: netip.MustParseAddr(addr), Nonce: nonce, Client: uint64(nonce) + 4000}
+func instanceOf(id, addr string, nonce uint32) volume.Instance {
+	return volume.Instance{Volume: volume.ID(id), Addr: netip.MustParseAddr(addr), Nonce: nonce, Client: uint64(nonce) + 4000}
 }
 
 // age makes the recorded instances look older.
@@ -34,7 +34,7 @@ func age(t *testing.T, s database, by time.Duration) {
 func wantInstances(t *testing.T, l *Ledger, block string, want ...string) {
 	t.Helper()
 	var got []string
-	for _, i := range testkit.Value(l.InstancesIn(t.Context(), []netip.Prefix{netip.MustParsePrefix(block)}))(t) {
+	for _, i := range testkit.Value(l.Records(t.Context()))(t).InstancesIn(netip.MustParsePrefix(block).Contains) {
 		if age := time.Since(i.Seen); age < 0 || uint64(i.Nonce)+4000 != i.Client {
 			t.Errorf("recorded %+v", i)
 		}
@@ -49,7 +49,7 @@ func TestInstances(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "l.db")
 	l, s := openLedger(t, path)
 	recordClients(t, l, client("n1", "192.0.2.1", "2001:db8::1"))
-	seen := []Instance{
+	seen := []volume.Instance{
 		instanceOf("v", "192.0.2.1", 1), instanceOf("v", "192.0.2.1", 2), instanceOf("v", "192.0.2.2", 1),
 		instanceOf("w", "::ffff:192.0.2.1", 1), instanceOf("x", "2001:db8::1", 7),
 	}
@@ -63,10 +63,10 @@ func TestInstances(t *testing.T) {
 	wantInstances(t, l, "2001:db8::/32", "v@192.0.2.1/1", "v@192.0.2.1/2", "w@192.0.2.1/1", "x@2001:db8::1/7")
 	wantInstances(t, l, "192.0.2.2/32", "v@192.0.2.2/1")
 	wantInstances(t, l, "192.0.2.3/32")
-	for name, bad := range map[string]Instance{
+	for name, bad := range map[string]volume.Instance{
 		"no address": {Volume: "v"}, "no volume": instanceOf("", "192.0.2.1", 1), "a NUL": instanceOf("a\x00", "192.0.2.1", 1),
 	} {
-		testkit.WantError(t, name, l.RecordInstances(t.Context(), []Instance{seen[0], bad}), errs.Invalid)
+		testkit.WantError(t, name, l.RecordInstances(t.Context(), []volume.Instance{seen[0], bad}), errs.Invalid)
 	}
 }
 
@@ -78,7 +78,7 @@ func TestInstancesAreKept(t *testing.T) {
 	granted := grantOf("granted", "n1")
 	testkit.Value(l.Grant(t.Context(), granted))(t)
 	setFences(t, l, fenceOf("198.51.100.0/24", "a", volume.Lifting), fenceOf("203.0.113.0/24", "a", volume.Lifted))
-	testkit.Must(t, l.RecordInstances(t.Context(), []Instance{
+	testkit.Must(t, l.RecordInstances(t.Context(), []volume.Instance{
 		instanceOf("granted", "192.0.2.1", 1), instanceOf("gone", "192.0.2.1", 2), instanceOf("open", "192.0.2.1", 3),
 		instanceOf("fenced", "198.51.100.9", 4), instanceOf("fenced", "192.0.2.2", 5), instanceOf("lifted", "203.0.113.1", 6),
 	}))
@@ -86,7 +86,7 @@ func TestInstancesAreKept(t *testing.T) {
 	testkit.Must(t, l.RecordInstances(t.Context(), nil))
 	wantInstances(t, l, "0.0.0.0/0", "fenced@192.0.2.2/5", "fenced@198.51.100.9/4", "gone@192.0.2.1/2", "granted@192.0.2.1/1", "lifted@203.0.113.1/6", "open@192.0.2.1/3")
 	age(t, s, time.Minute)
-	testkit.Must(t, l.RecordInstances(t.Context(), []Instance{instanceOf("open", "192.0.2.1", 3)}))
+	testkit.Must(t, l.RecordInstances(t.Context(), []volume.Instance{instanceOf("open", "192.0.2.1", 3)}))
 	wantInstances(t, l, "0.0.0.0/0", "fenced@192.0.2.2/5", "fenced@198.51.100.9/4", "granted@192.0.2.1/1", "open@192.0.2.1/3")
 	setFences(t, l)
 	testkit.Must(t, l.Revoke(t.Context(), "granted", "n1", nil), l.RecordInstances(t.Context(), nil))
@@ -96,7 +96,7 @@ func TestInstancesAreKept(t *testing.T) {
 // A known instance causes no write within an hour.
 func TestKnownInstanceIsNotWrittenAgain(t *testing.T) {
 	l, s := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
-	seen := []Instance{instanceOf("v", "192.0.2.1", 1)}
+	seen := []volume.Instance{instanceOf("v", "192.0.2.1", 1)}
 	testkit.Must(t, l.RecordInstances(t.Context(), seen))
 	age(t, s, seenStep-time.Minute)
 	testkit.Must(t, s.Update(t.Context(), func(*store.Tx) error { // no other writer meanwhile
@@ -104,7 +104,7 @@ func TestKnownInstanceIsNotWrittenAgain(t *testing.T) {
 	}))
 	age(t, s, 2*time.Minute)
 	testkit.Must(t, l.RecordInstances(t.Context(), seen))
-	if got := testkit.Value(l.InstancesIn(t.Context(), []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")}))(t); time.Since(got[0].Seen) > seenStep {
+	if got := testkit.Value(l.Records(t.Context()))(t).Instances; time.Since(got[0].Seen) > seenStep {
 		t.Errorf("not seen again: %+v", got)
 	}
 }

@@ -12,22 +12,6 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Grant is the right of one client to use one volume.
-type Grant struct {
-	Volume   volume.ID     `json:"volume"`
-	Client   volume.Client `json:"client"`
-	ReadOnly bool          `json:"readOnly,omitempty"`
-	// NameOnly: the node was named without addresses, also if Client has those
-	// of an earlier record. It is ignored in comparisons.
-	NameOnly bool `json:"nameOnly,omitempty"`
-	// Revoking is when a revocation began: the storage admits the client no more,
-	// or is being made to. The grant still keeps other nodes out, and a fence of
-	// the client still covers the volume. Zero: it is not being revoked.
-	Revoking time.Time `json:"revoking,omitzero"`
-	Mode     string    `json:"mode"`    // in the terms of the contract, see IsShared
-	Granted  time.Time `json:"granted"` // ignored in comparisons
-}
-
 // Ledger is safe for concurrent use.
 type Ledger struct {
 	store     store.Database
@@ -43,7 +27,7 @@ func New(db store.Database) *Ledger { return &Ledger{store: db} }
 const separator = "\x00"
 
 // grants is keyed by volume and node, byNode by node and volume.
-func grants() store.Bucket[Grant] { return store.Bucket[Grant]{Name: "grants"} }
+func grants() store.Bucket[volume.Grant] { return store.Bucket[volume.Grant]{Name: "grants"} }
 
 func byNode() store.Bucket[struct{}] { return store.Bucket[struct{}]{Name: "grants-by-node"} }
 
@@ -53,12 +37,12 @@ func byNode() store.Bucket[struct{}] { return store.Bucket[struct{}]{Name: "gran
 // other parameters. Precondition: the client is fenced, or another node has the
 // volume and they cannot share it; the message names the block or the node.
 // Invalid: a name is missing.
-func (l *Ledger) Grant(ctx context.Context, g Grant) (recorded Grant, err error) {
+func (l *Ledger) Grant(ctx context.Context, g volume.Grant) (recorded volume.Grant, err error) {
 	if err := errorIn(g); err != nil {
-		return Grant{}, err
+		return volume.Grant{}, err
 	}
 	if g.Client.Addrs, err = cleanAddrs(g.Client.Addrs); err != nil {
-		return Grant{}, err
+		return volume.Grant{}, err
 	}
 	requested := g
 	err = l.store.Update(ctx, func(tx *store.Tx) error {
@@ -81,7 +65,7 @@ func (l *Ledger) Grant(ctx context.Context, g Grant) (recorded Grant, err error)
 		return byNode().Put(tx, g.Client.Node+separator+string(g.Volume), struct{}{})
 	})
 	if err != nil {
-		return Grant{}, err
+		return volume.Grant{}, err
 	}
 	return recorded, nil
 }
@@ -104,12 +88,12 @@ func admitClient(tx *store.Tx, c *volume.Client) error {
 
 // admit decides about g, given the volume's grants. It is pure, and the only
 // such decision.
-func admit(g Grant, held []Grant) (recorded Grant, again bool, err error) {
+func admit(g volume.Grant, held []volume.Grant) (recorded volume.Grant, again bool, err error) {
 	for _, h := range held {
 		switch {
 		case h.Client.Node != g.Client.Node:
 		case !same(h, g):
-			return Grant{}, false, errs.Errorf(errs.Exists, "volume %s is already granted to node %s with %s; the request has %s",
+			return volume.Grant{}, false, errs.Errorf(errs.Exists, "volume %s is already granted to node %s with %s; the request has %s",
 				g.Volume, h.Client.Node, describe(h), describe(g))
 		default:
 			return h, true, nil
@@ -117,11 +101,11 @@ func admit(g Grant, held []Grant) (recorded Grant, again bool, err error) {
 	}
 	for _, h := range held {
 		if h.Mode != g.Mode || !IsShared(g.Mode) {
-			return Grant{}, false, errs.Errorf(errs.Precondition, "volume %s is granted to node %s since %s with mode %s, the request has mode %s; unpublish it there first, several nodes need the same MULTI_NODE mode",
+			return volume.Grant{}, false, errs.Errorf(errs.Precondition, "volume %s is granted to node %s since %s with mode %s, the request has mode %s; unpublish it there first, several nodes need the same MULTI_NODE mode",
 				g.Volume, h.Client.Node, h.Granted.UTC().Format(time.RFC3339), h.Mode, g.Mode)
 		}
 	}
-	return Grant{}, false, nil
+	return volume.Grant{}, false, nil
 }
 
 // IsShared reports whether several nodes can have a volume with this mode. Each
@@ -130,11 +114,11 @@ func IsShared(mode string) bool {
 	return strings.HasPrefix(mode, "MULTI_NODE_")
 }
 
-func same(a, b Grant) bool {
+func same(a, b volume.Grant) bool {
 	return a.ReadOnly == b.ReadOnly && a.Mode == b.Mode && a.Client.HostNQN == b.Client.HostNQN
 }
 
-func describe(g Grant) string {
+func describe(g volume.Grant) string {
 	words := "mode " + g.Mode + ", writable"
 	if g.ReadOnly {
 		words = "mode " + g.Mode + ", read-only"
@@ -156,7 +140,7 @@ func (l *Ledger) Revoke(ctx context.Context, id volume.ID, node string, enforce 
 		return l.changeGrants(ctx, id, node, removeGrant)
 	}
 	begun := map[string]time.Time{} // by node; a repeat shares it, a new grant clears it
-	err := l.changeGrants(ctx, id, node, func(tx *store.Tx, g Grant) error {
+	err := l.changeGrants(ctx, id, node, func(tx *store.Tx, g volume.Grant) error {
 		if g.Revoking.IsZero() {
 			g.Revoking = time.Now().UTC()
 		}
@@ -169,7 +153,7 @@ func (l *Ledger) Revoke(ctx context.Context, id volume.ID, node string, enforce 
 	if err := enforce(ctx); err != nil {
 		return err
 	}
-	return l.changeGrants(ctx, id, node, func(tx *store.Tx, g Grant) error {
+	return l.changeGrants(ctx, id, node, func(tx *store.Tx, g volume.Grant) error {
 		if g.Revoking.IsZero() || !g.Revoking.Equal(begun[g.Client.Node]) { // granted again meanwhile
 			return nil
 		}
@@ -177,7 +161,7 @@ func (l *Ledger) Revoke(ctx context.Context, id volume.ID, node string, enforce 
 	})
 }
 
-func removeGrant(tx *store.Tx, g Grant) error {
+func removeGrant(tx *store.Tx, g volume.Grant) error {
 	if err := noteRevoked(tx, g); err != nil {
 		return err
 	}
@@ -188,7 +172,7 @@ func removeGrant(tx *store.Tx, g Grant) error {
 }
 
 // changeGrants calls change for the grants of a volume to a node, or to all.
-func (l *Ledger) changeGrants(ctx context.Context, id volume.ID, node string, change func(*store.Tx, Grant) error) error {
+func (l *Ledger) changeGrants(ctx context.Context, id volume.ID, node string, change func(*store.Tx, volume.Grant) error) error {
 	return l.store.Update(ctx, func(tx *store.Tx) error {
 		held, err := collect(grants().Prefix(tx, string(id)+separator))
 		if err != nil {
@@ -207,7 +191,7 @@ func (l *Ledger) changeGrants(ctx context.Context, id volume.ID, node string, ch
 }
 
 // Of returns a volume's grants, sorted by node.
-func (l *Ledger) Of(ctx context.Context, id volume.ID) (held []Grant, err error) {
+func (l *Ledger) Of(ctx context.Context, id volume.ID) (held []volume.Grant, err error) {
 	err = l.store.View(ctx, func(tx *store.Tx) error {
 		held, err = collect(grants().Prefix(tx, string(id)+separator))
 		return err
@@ -216,7 +200,7 @@ func (l *Ledger) Of(ctx context.Context, id volume.ID) (held []Grant, err error)
 }
 
 // ByNode returns a node's grants, sorted by volume.
-func (l *Ledger) ByNode(ctx context.Context, node string) (held []Grant, err error) {
+func (l *Ledger) ByNode(ctx context.Context, node string) (held []volume.Grant, err error) {
 	err = l.store.View(ctx, func(tx *store.Tx) error {
 		for e, err := range byNode().Prefix(tx, node+separator) {
 			if err != nil {
@@ -243,7 +227,7 @@ func (l *Ledger) ByNode(ctx context.Context, node string) (held []Grant, err err
 // All returns grants sorted by volume and node, of volume IDs greater than
 // after. A page ends after limit grants (0: no limit), but never within a
 // volume: its last volume is the next after.
-func (l *Ledger) All(ctx context.Context, after volume.ID, limit int) (page []Grant, err error) {
+func (l *Ledger) All(ctx context.Context, after volume.ID, limit int) (page []volume.Grant, err error) {
 	from := ""
 	if after != "" {
 		from = string(after) + "\x01" // after every node of that volume
@@ -268,7 +252,7 @@ func (l *Ledger) All(ctx context.Context, after volume.ID, limit int) (page []Gr
 
 func key(id volume.ID, node string) string { return string(id) + separator + node }
 
-func collect(seq func(func(store.Entry[Grant], error) bool)) (all []Grant, err error) {
+func collect(seq func(func(store.Entry[volume.Grant], error) bool)) (all []volume.Grant, err error) {
 	for e, err := range seq {
 		if err != nil {
 			return nil, err
@@ -279,7 +263,7 @@ func collect(seq func(func(store.Entry[Grant], error) bool)) (all []Grant, err e
 }
 
 // errorIn refuses names that are ambiguous in a key.
-func errorIn(g Grant) error {
+func errorIn(g volume.Grant) error {
 	for what, name := range map[string]string{"volume id": string(g.Volume), "node": g.Client.Node} {
 		if isBadName(name) {
 			return errs.Errorf(errs.Invalid, "the %s %q of a grant is empty or contains control characters", what, name)

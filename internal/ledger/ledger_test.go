@@ -44,8 +44,8 @@ func openLedger(t testing.TB, path string) (*Ledger, database) {
 	return New(s), s
 }
 
-func grantOf(id, node string) Grant {
-	return Grant{
+func grantOf(id, node string) volume.Grant {
+	return volume.Grant{
 		Volume:  volume.ID(id),
 		Client:  volume.Client{Node: node, HostNQN: "nqn." + node, Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}},
 		Mode:    "SINGLE_NODE_WRITER",
@@ -68,7 +68,7 @@ func TestGrantRevokeAndWhatIsKept(t *testing.T) {
 	_ = s.Close()
 	l, _ = openLedger(t, path)
 	held, err := l.Of(t.Context(), "v1")
-	if diff := cmp.Diff([]Grant{first}, held, cmpopts.EquateComparable(netip.Addr{})); err != nil || diff != "" {
+	if diff := cmp.Diff([]volume.Grant{first}, held, cmpopts.EquateComparable(netip.Addr{})); err != nil || diff != "" {
 		t.Errorf("after a restart: %v %s", err, diff)
 	}
 	for _, node := range []string{"n2", "n1", "n1", ""} {
@@ -88,18 +88,18 @@ func TestGrantRefusals(t *testing.T) {
 	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	testkit.Value(l.Grant(t.Context(), grantOf("v1", "n1")))(t)
 	for name, c := range map[string]struct {
-		change func(*Grant)
+		change func(*volume.Grant)
 		kind   errs.Kind
 		words  []string
 	}{
-		"read-only":    {func(g *Grant) { g.ReadOnly = true }, errs.Exists, []string{"n1", "writable", "read-only"}},
-		"mode":         {func(g *Grant) { g.Mode = "OTHER" }, errs.Exists, []string{"OTHER", "SINGLE_NODE_WRITER"}},
-		"host":         {func(g *Grant) { g.Client.HostNQN = "nqn.x" }, errs.Exists, []string{"nqn.x", "nqn.n1"}},
-		"no address":   {func(g *Grant) { g.Client.Addrs = []netip.Addr{{}} }, errs.Invalid, []string{"address"}},
-		"other node":   {func(g *Grant) { g.Client.Node = "n2" }, errs.Precondition, []string{"n1", "2026-01-02T03:04:05Z"}},
-		"no node":      {func(g *Grant) { g.Client.Node = "" }, errs.Invalid, []string{"node"}},
-		"no volume":    {func(g *Grant) { g.Volume = "" }, errs.Invalid, []string{"volume id"}},
-		"NUL in a key": {func(g *Grant) { g.Volume = "v1\x00n" }, errs.Invalid, []string{"volume id"}},
+		"read-only":    {func(g *volume.Grant) { g.ReadOnly = true }, errs.Exists, []string{"n1", "writable", "read-only"}},
+		"mode":         {func(g *volume.Grant) { g.Mode = "OTHER" }, errs.Exists, []string{"OTHER", "SINGLE_NODE_WRITER"}},
+		"host":         {func(g *volume.Grant) { g.Client.HostNQN = "nqn.x" }, errs.Exists, []string{"nqn.x", "nqn.n1"}},
+		"no address":   {func(g *volume.Grant) { g.Client.Addrs = []netip.Addr{{}} }, errs.Invalid, []string{"address"}},
+		"other node":   {func(g *volume.Grant) { g.Client.Node = "n2" }, errs.Precondition, []string{"n1", "2026-01-02T03:04:05Z"}},
+		"no node":      {func(g *volume.Grant) { g.Client.Node = "" }, errs.Invalid, []string{"node"}},
+		"no volume":    {func(g *volume.Grant) { g.Volume = "" }, errs.Invalid, []string{"volume id"}},
+		"NUL in a key": {func(g *volume.Grant) { g.Volume = "v1\x00n" }, errs.Invalid, []string{"volume id"}},
 	} {
 		g := grantOf("v1", "n1")
 		c.change(&g)
@@ -107,7 +107,7 @@ func TestGrantRefusals(t *testing.T) {
 		testkit.WantError(t, name, err, c.kind, c.words...)
 	}
 	held, err := l.All(t.Context(), "", 0)
-	if diff := cmp.Diff([]Grant{grantOf("v1", "n1")}, held, cmpopts.EquateComparable(netip.Addr{})); err != nil || diff != "" {
+	if diff := cmp.Diff([]volume.Grant{grantOf("v1", "n1")}, held, cmpopts.EquateComparable(netip.Addr{})); err != nil || diff != "" {
 		t.Errorf("changed: %v %s", err, diff)
 	}
 }
@@ -136,7 +136,7 @@ func TestNodesThatShareAVolume(t *testing.T) {
 			first.Mode, second.Mode, second.ReadOnly = c.first, c.second, c.readOnly
 			testkit.Value(l.Grant(t.Context(), first))(t)
 			_, err := l.Grant(t.Context(), second)
-			want := []Grant{first}
+			want := []volume.Grant{first}
 			if c.kind == "" {
 				testkit.Must(t, err)
 				want = append(want, second)
@@ -271,7 +271,7 @@ func checkModel(rt *rapid.T, t *testing.T, l *Ledger, model map[string]string) {
 		for _, g := range held {
 			turned[string(g.Volume)] = node
 		}
-		if !slices.IsSortedFunc(held, func(a, b Grant) int { return strings.Compare(string(a.Volume), string(b.Volume)) }) {
+		if !slices.IsSortedFunc(held, func(a, b volume.Grant) int { return strings.Compare(string(a.Volume), string(b.Volume)) }) {
 			rt.Fatalf("not in order: %v", held)
 		}
 	}
@@ -331,7 +331,7 @@ func TestFencedClients(t *testing.T) {
 			l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 			recordClients(t, l, client("n1", "203.0.113.9"), client("n1", "2001:db8::1", "192.0.2.1"))
 			setFences(t, l, c.fences...)
-			_, granted := l.Grant(t.Context(), Grant{Volume: "v", Client: c.who, Mode: "m"})
+			_, granted := l.Grant(t.Context(), volume.Grant{Volume: "v", Client: c.who, Mode: "m"})
 			leave, entered := l.Enter(t.Context(), c.who)
 			if len(c.words) == 0 {
 				if granted != nil || entered != nil {
@@ -368,7 +368,7 @@ func TestRefusalChangesNothing(t *testing.T) {
 	block := netip.MustParsePrefix("192.0.2.0/24")
 	setFences(t, l, fenceOf(block.String(), "a", volume.Fenced))
 	for _, c := range []volume.Client{client("n1", "198.51.100.1"), client("n2", "192.0.2.2")} {
-		if _, err := l.Grant(t.Context(), Grant{Volume: "v", Client: c, Mode: "m"}); !errors.Is(err, errs.Precondition) {
+		if _, err := l.Grant(t.Context(), volume.Grant{Volume: "v", Client: c, Mode: "m"}); !errors.Is(err, errs.Precondition) {
 			t.Errorf("granted: %v", err)
 		}
 		testkit.WantError(t, "let in", testkit.Err(l.Enter(t.Context(), c)), errs.Precondition)
@@ -399,7 +399,7 @@ func TestRevokeOfAFencedNode(t *testing.T) {
 	elsewhere.Client = client("n1", "198.51.100.1")
 	testkit.WantError(t, "come back with another address", testkit.Err(l.Grant(t.Context(), elsewhere)), errs.Precondition)
 	// Another node can get the volume.
-	testkit.Value(l.Grant(t.Context(), Grant{Volume: "v", Client: client("n2", "192.0.2.2"), Mode: "m"}))(t)
+	testkit.Value(l.Grant(t.Context(), volume.Grant{Volume: "v", Client: client("n2", "192.0.2.2"), Mode: "m"}))(t)
 	setFences(t, l)
 	g.Volume = "w"
 	if _, err := l.Grant(t.Context(), g); err != nil {

@@ -39,23 +39,9 @@ func looks() store.Bucket[time.Time] { return store.Bucket[time.Time]{Name: "loo
 
 const lastLook = "last"
 
-// Look is an attempt to list the client instances of volumes.
-type Look struct {
-	Begun time.Time
-	All   bool // Volumes are all that Watched returned
-	// Volumes has whether the instances of a volume were listed.
-	Volumes map[volume.ID]bool
-	// Blocked reports whether the cluster blocks all addresses of a client: it
-	// lists no instance of it, and no new one can come.
-	Blocked func(volume.Client) bool
-	// Expiry is how long the cluster lists an instance that it does not reach.
-	Expiry time.Duration
-	// Boots are the reports of all nodes, read before Begun; nil: not read.
-	Boots map[string]Boot
-}
+type look struct{ volume.Look }
 
-// Watched returns the volumes whose client instances are to be listed, those of
-// some nodes or of all.
+// Watched implements volume.Instances.
 func (l *Ledger) Watched(ctx context.Context, nodes ...string) (map[volume.ID]bool, error) {
 	ids := map[volume.ID]bool{}
 	prefixes := []string{""}
@@ -86,19 +72,16 @@ func (l *Ledger) Watched(ctx context.Context, nodes ...string) (map[volume.ID]bo
 	return ids, err
 }
 
-// RecordLook records durably what a look says about the granted volumes, after
-// RecordInstances. It returns those of which an instance was possibly missed,
-// with this look for the first time. With the zero Begun nothing counts as listed
-// now: a process that starts calls it so, before it revokes a grant.
-func (l *Ledger) RecordLook(ctx context.Context, look Look) (missed []Unseen, err error) {
+// RecordLook implements volume.Instances.
+func (l *Ledger) RecordLook(ctx context.Context, o volume.Look) (missed []volume.MissedUse, err error) {
 	err = l.store.Update(ctx, func(tx *store.Tx) error {
-		missed, err = look.record(tx, time.Now().UTC())
+		missed, err = look{o}.record(tx, time.Now().UTC())
 		return err
 	})
 	return missed, err
 }
 
-func (o Look) record(tx *store.Tx, now time.Time) (missed []Unseen, err error) {
+func (o look) record(tx *store.Tx, now time.Time) (missed []volume.MissedUse, err error) {
 	last, tracked, err := looks().Get(tx, lastLook)
 	if err != nil {
 		return nil, err
@@ -127,7 +110,7 @@ func (o Look) record(tx *store.Tx, now time.Time) (missed []Unseen, err error) {
 			continue
 		}
 		if late {
-			missed = append(missed, u)
+			missed = append(missed, volume.MissedUse{Volume: u.Volume, Node: u.Node, Since: u.Since})
 		}
 		if u.Machine, _, err = machines().Get(tx, u.Node); err != nil {
 			return nil, err
@@ -152,7 +135,7 @@ func (o Look) record(tx *store.Tx, now time.Time) (missed []Unseen, err error) {
 
 // settle removes entries whose instances this look has listed in time, and those
 // of grants that ended long ago. It reports whether others are left.
-func (o Look) settle(tx *store.Tx, held map[string]bool, now time.Time) (left bool, err error) {
+func (o look) settle(tx *store.Tx, held map[string]bool, now time.Time) (left bool, err error) {
 	var all []Unseen
 	for e, err := range unseen().Range(tx, "") {
 		if err != nil {
@@ -198,9 +181,9 @@ func (o Look) settle(tx *store.Tx, held map[string]bool, now time.Time) (left bo
 
 // isLate reports whether an instance that came after a look can have gone from
 // the cluster's list before now. A clock that was set back hides no time.
-func (o Look) isLate(since, now time.Time) bool { return now.Sub(since).Abs() > o.Expiry }
+func (o look) isLate(since, now time.Time) bool { return now.Sub(since).Abs() > o.Expiry }
 
-func (o Look) isBlocked(tx *store.Tx, node string) (bool, error) {
+func (o look) isBlocked(tx *store.Tx, node string) (bool, error) {
 	k, _, err := clients().Get(tx, node)
 	return err == nil && o.Blocked != nil && o.Blocked(k.Client), err
 }
@@ -214,7 +197,7 @@ func later(a, b time.Time) time.Time {
 
 // noteRevoked keeps a use in view until the next look, unless a fence of the node
 // is complete: nothing new can have come since.
-func noteRevoked(tx *store.Tx, g Grant) error {
+func noteRevoked(tx *store.Tx, g volume.Grant) error {
 	last, tracked, err := looks().Get(tx, lastLook)
 	if err != nil || !tracked {
 		return err

@@ -64,10 +64,10 @@ func TestUnseen(t *testing.T) {
 func (l *Ledger) happens(t *testing.T, what string, at, ended time.Time) {
 	t.Helper()
 	client := volume.Client{Node: "a", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}
-	look := Look{Begun: at, All: true, Volumes: map[volume.ID]bool{"v": true}, Expiry: 30 * time.Second}
+	o := look{volume.Look{Begun: at, All: true, Volumes: map[volume.ID]bool{"v": true}, Expiry: 30 * time.Second}}
 	switch what {
 	case "grant":
-		testkit.Value(l.Grant(t.Context(), Grant{Volume: "v", Client: client, Mode: "SINGLE_NODE_WRITER/block", Granted: at}))(t)
+		testkit.Value(l.Grant(t.Context(), volume.Grant{Volume: "v", Client: client, Mode: "SINGLE_NODE_WRITER/block", Granted: at}))(t)
 		return
 	case "revoke":
 		testkit.Must(t, l.Revoke(t.Context(), "v", "a", nil))
@@ -90,16 +90,16 @@ func (l *Ledger) happens(t *testing.T, what string, at, ended time.Time) {
 		testkit.Must(t, l.ForgetUnseen(t.Context(), []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")}))
 		return
 	case "start":
-		look.Begun, look.All = time.Time{}, false
+		o.Begun, o.All = time.Time{}, false
 	case "fail":
-		look.Volumes["v"] = false
+		o.Volumes["v"] = false
 	case "other":
-		look.All, look.Volumes = false, map[volume.ID]bool{"w": true}
+		o.All, o.Volumes = false, map[volume.ID]bool{"w": true}
 	case "blocked":
-		look.Blocked = func(c volume.Client) bool { return c.Node == "a" }
+		o.Blocked = func(c volume.Client) bool { return c.Node == "a" }
 	}
 	testkit.Must(t, l.store.Update(t.Context(), func(tx *store.Tx) error {
-		_, err := look.record(tx, ended)
+		_, err := o.record(tx, ended)
 		return err
 	}))
 }

@@ -166,7 +166,7 @@ func grantAction(t *rapid.T) action {
 	}
 	mode := rapid.SampledFrom([]string{"SINGLE_NODE_WRITER/block", sharedMode, "MULTI_NODE_READER_ONLY/block"}).Draw(t, "mode")
 	return action{fmt.Sprintf("grant %s to %s %v, %s", id, c.Node, c.Addrs, mode), func(t *testing.T, l *Ledger) string {
-		_, err := l.Grant(t.Context(), Grant{Volume: volume.ID(id), Client: c, Mode: mode})
+		_, err := l.Grant(t.Context(), volume.Grant{Volume: volume.ID(id), Client: c, Mode: mode})
 		if err != nil && strings.Contains(err.Error(), "is granted to node") {
 			return "taken"
 		}
@@ -391,7 +391,7 @@ func BenchmarkGrant(b *testing.B) {
 		b.Run(fmt.Sprint("fences=", n), func(b *testing.B) {
 			l, c, _ := crowded(b, n)
 			for b.Loop() {
-				testkit.Value(l.Grant(b.Context(), Grant{Volume: "v", Client: c, Mode: "m"}))(b)
+				testkit.Value(l.Grant(b.Context(), volume.Grant{Volume: "v", Client: c, Mode: "m"}))(b)
 				testkit.Must(b, l.Revoke(b.Context(), "v", "n", nil))
 			}
 		})

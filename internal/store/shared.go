@@ -77,6 +77,9 @@ func (s *Shared) View(ctx context.Context, fn func(tx *Tx) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if tx := joined(ctx, s); tx != nil {
+		return fn(tx)
+	}
 	_, entries, err := s.object.ReadState(ctx)
 	if err != nil {
 		return fmt.Errorf("store %s: read: %w", s.name, err)
@@ -85,10 +88,11 @@ func (s *Shared) View(ctx context.Context, fn func(tx *Tx) error) error {
 	if err != nil {
 		return fmt.Errorf("store %s: %w", s.name, err)
 	}
-	if err := s.check(&Tx{m}); err != nil {
+	tx := &Tx{m, s}
+	if err := s.check(tx); err != nil {
 		return err
 	}
-	return fn(&Tx{m})
+	return fn(tx)
 }
 
 // Update implements Database. Busy: other processes changed the state in every
@@ -137,7 +141,7 @@ func (s *Shared) update(ctx context.Context, fn func(generation uint64, tx *Tx) 
 		if err != nil {
 			return fmt.Errorf("store %s: %w", s.name, err)
 		}
-		err = fn(generation, &Tx{m})
+		err = fn(generation, &Tx{tables: m})
 		set, remove := m.difference(entries)
 		switch {
 		case recalled && (err != nil || len(set)+len(remove) == 0):

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -52,6 +53,34 @@ func TestSharedRoleAndVersion(t *testing.T) {
 	testkit.WantError(t, "View", older.View(t.Context(), func(*Tx) error { return nil }), ErrVersion)
 	if got, _ := get(t, upgraded, "k"); got.Size != 7 {
 		t.Errorf("changed by the older process: %+v", got)
+	}
+}
+
+// A View with the context of Join has the snapshot of the View around it, one of
+// another database has its own.
+func TestJoin(t *testing.T) {
+	other := testkit.Value(OpenShared(t.Context(), "other", storetest.NewObject(ErrChanged), options()))(t)
+	object := storetest.NewObject(ErrChanged)
+	shared, writer := testkit.Value(OpenShared(t.Context(), "state", object, options()))(t), testkit.Value(OpenShared(t.Context(), "state", object, options()))(t)
+	file := openAt(t, filepath.Join(t.TempDir(), "s.db"), options())
+	for name, d := range map[string]struct{ db, writer Database }{"shared": {shared, writer}, "file": {file, file}} {
+		testkit.Must(t, put(t.Context(), d.writer, "k", thing{Size: 1}), put(t.Context(), other, "k", thing{Size: 7}))
+		size := func(ctx context.Context, db Database) (n int64) {
+			testkit.Must(t, db.View(ctx, func(tx *Tx) error {
+				found, _, err := things.Get(tx, "k")
+				n = found.Size
+				return err
+			}))
+			return n
+		}
+		testkit.Must(t, d.db.View(t.Context(), func(tx *Tx) error {
+			testkit.Must(t, put(t.Context(), d.writer, "k", thing{Size: 2}))
+			ctx := Join(t.Context(), tx)
+			if got := []int64{size(ctx, d.db), size(ctx, other), size(t.Context(), d.db)}; !slices.Equal(got, []int64{1, 7, 2}) {
+				t.Errorf("%s: joined, of another database and not joined: %d, want 1, 7, 2", name, got)
+			}
+			return nil
+		}))
 	}
 }
 

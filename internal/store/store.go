@@ -245,6 +245,9 @@ func (s *Store) View(ctx context.Context, fn func(tx *Tx) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if tx := joined(ctx, s); tx != nil {
+		return fn(tx)
+	}
 	id, err := s.view(fn)
 	if int64(id) > s.durable.Load() && !s.db.IsReadOnly() {
 		if err := s.await(ctx, id); err != nil {
@@ -259,7 +262,7 @@ func (s *Store) view(fn func(tx *Tx) error) (id int, err error) {
 	defer s.views.begin()()
 	err = s.db.View(func(tx *bbolt.Tx) error {
 		id = tx.ID()
-		return fn(boltTx(tx))
+		return fn(&Tx{boltTables{tx}, s})
 	})
 	return id, err
 }

@@ -21,7 +21,24 @@ type Database interface {
 
 // Tx is a transaction, read-only in View. It is valid until the function
 // returns.
-type Tx struct{ tables tables }
+type Tx struct {
+	tables tables
+	of     Database // of a View; nil in an Update
+}
+
+type joinKey struct{}
+
+// Join returns a context in which View of the same database reads the snapshot of a
+// View: two packages that share a database can so read what is of one moment.
+func Join(ctx context.Context, tx *Tx) context.Context { return context.WithValue(ctx, joinKey{}, tx) }
+
+// joined returns nil if the context has no snapshot of a database.
+func joined(ctx context.Context, db Database) *Tx {
+	if tx, _ := ctx.Value(joinKey{}).(*Tx); tx != nil && tx.of == db {
+		return tx
+	}
+	return nil
+}
 
 // tables are the buckets of a transaction.
 type tables interface {
@@ -45,7 +62,7 @@ type cursor interface {
 	Next() (key, value []byte)
 }
 
-func boltTx(tx *bbolt.Tx) *Tx { return &Tx{boltTables{tx}} }
+func boltTx(tx *bbolt.Tx) *Tx { return &Tx{tables: boltTables{tx}} }
 
 type boltTables struct{ tx *bbolt.Tx }
 

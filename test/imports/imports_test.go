@@ -27,6 +27,7 @@ var rules = []struct {
 	{"volume/access", nil},
 	{"volume/...", []string{"volume/..."}},
 	{"internal/ledger", []string{"internal/...", "volume/..."}},
+	{"internal/bootlease", []string{"internal/...", "volume/..."}},
 	{"internal/op", []string{"internal/...", "volume/..."}},
 	{"internal/...", []string{"internal/..."}},
 	{"spdk/...", []string{"spdk/...", "volume/...", "internal/..."}},
@@ -78,6 +79,16 @@ func TestLayers(t *testing.T) {
 		}
 		if !known {
 			t.Errorf("%s: no rule of test/imports matches this package: add one", e.from)
+		}
+	}
+}
+
+// Engines and the CSI services read grants by the public interfaces of package
+// volume, as an engine outside of this module has to.
+func TestEnginesDoNotImportTheLedger(t *testing.T) {
+	for _, e := range imports(t) {
+		if e.to == "internal/ledger" && (matches(e.from, "engine/...") || matches(e.from, "csi/...")) {
+			t.Errorf("%s imports %s; it gets a volume.Grants or csi.Grants", e.from, e.to)
 		}
 	}
 }

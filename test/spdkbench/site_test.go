@@ -108,7 +108,7 @@ func (s *site) engine(interval time.Duration) *engine.Engine {
 		Targets: []engine.Target{{
 			Name: "one", Client: s.client(), Transport: "tcp", Addresses: []netip.AddrPort{netip.MustParseAddrPort(targetIP + ":4420")},
 		}},
-		Database: s.database, Ledger: s.ledger, HostNQN: access.HostNQN, Interval: interval,
+		Database: s.database, Grants: s.ledger, HostNQN: access.HostNQN, Interval: interval,
 	}))(s)
 }
 

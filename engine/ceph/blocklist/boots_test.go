@@ -39,7 +39,7 @@ func (o *outage) controller(expiry time.Duration) (*Fencer, *service.Server) {
 	o.Helper()
 	db := testkit.Value(store.OpenShared(o.Context(), "state", o.object, store.Options{Role: "grants", Version: 1}))(o)
 	c := Config{
-		Cluster: o.cluster, Ledger: ledger.New(db), Database: db, Expiry: expiry, Boots: o.leases().All,
+		Cluster: o.cluster, Grants: ledger.New(db), Database: db, Expiry: expiry, Boots: o.leases().All,
 		Logger: slog.New(slog.NewTextHandler(o.Output(), nil)),
 	}
 	f := New(c)
@@ -47,7 +47,7 @@ func (o *outage) controller(expiry time.Duration) (*Fencer, *service.Server) {
 	operations := op.New(context.WithoutCancel(o.Context()), 20*time.Second)
 	o.Cleanup(func() { testkit.Must(o, operations.Close(context.Background())) })
 	e := testkit.Value(enforce.New(enforce.Config{
-		Ledger: c.Ledger, Operations: operations, Boots: c.Boots, Logger: c.Logger, Locals: []enforce.Local{{Name: "ceph", Fencer: f}},
+		Ledger: c.Grants.(*ledger.Ledger), Operations: operations, Boots: c.Boots, Logger: c.Logger, Locals: []enforce.Local{{Name: "ceph", Fencer: f}},
 	}))(o)
 	testkit.Must(o, e.Restore(o.Context()))
 	return f, testkit.Value(service.New(service.Config{Name: "csi.cleat.dev", Offer: service.Offer{Fence: true}, Enforcer: e}))(o)
@@ -107,16 +107,16 @@ func TestUnfenceAfterRebootWithoutConfirmation(t *testing.T) {
 			o.boot("boot-1", machine, false)
 			first, _ := o.controller(time.Hour)
 			testkit.Must(t, first.Record(t.Context()))
-			testkit.Value(first.Ledger.Grant(t.Context(), ledger.Grant{Volume: "v", Client: a, Mode: "SINGLE_NODE_WRITER/block", Granted: time.Now()}))(t)
+			testkit.Value(first.ledger().Grant(t.Context(), volume.Grant{Volume: "v", Client: a, Mode: "SINGLE_NODE_WRITER/block", Granted: time.Now()}))(t)
 
 			// The controller ends. The node attaches the volume with nonce 33, and loses its
 			// network until the cluster no longer lists it.
 			second, fences := o.controller(time.Nanosecond)
 			cidrs := []*addons.CIDR{{Cidr: "192.0.2.1/32"}}
 			testkit.Value(fences.FenceClusterNetwork(t.Context(), &addons.FenceClusterNetworkRequest{Cidrs: cidrs}))(t)
-			testkit.Must(t, second.Ledger.Revoke(t.Context(), "v", "a", nil))
-			b := ledger.Grant{Volume: "v", Client: volume.Client{Node: "b", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.2")}}, Mode: "SINGLE_NODE_WRITER/block", Granted: time.Now()}
-			testkit.Value(second.Ledger.Grant(t.Context(), b))(t)
+			testkit.Must(t, second.ledger().Revoke(t.Context(), "v", "a", nil))
+			b := volume.Grant{Volume: "v", Client: volume.Client{Node: "b", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.2")}}, Mode: "SINGLE_NODE_WRITER/block", Granted: time.Now()}
+			testkit.Value(second.ledger().Grant(t.Context(), b))(t)
 			_, err := fences.UnfenceClusterNetwork(t.Context(), &addons.UnfenceClusterNetworkRequest{Cidrs: cidrs})
 			testkit.WantError(t, "Unfence before the reboot", err, errs.Precondition, "node a, volumes v", "a reboot is noticed")
 
@@ -135,7 +135,7 @@ func TestUnfenceAfterRebootWithoutConfirmation(t *testing.T) {
 			if n := o.cluster.accepts("192.0.2.1", 33); n != want {
 				t.Errorf("%d OSDs accept the device, want %d", n, want)
 			}
-			if _, err := third.Ledger.Grant(t.Context(), ledger.Grant{Volume: "w", Client: a, Mode: "SINGLE_NODE_WRITER/block", Granted: time.Now()}); (err == nil) != (c.want == "") {
+			if _, err := third.ledger().Grant(t.Context(), volume.Grant{Volume: "w", Client: a, Mode: "SINGLE_NODE_WRITER/block", Granted: time.Now()}); (err == nil) != (c.want == "") {
 				t.Errorf("a new grant: %v", err)
 			}
 		})

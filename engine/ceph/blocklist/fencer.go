@@ -11,16 +11,15 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/internal/crashpoint"
-	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Config configures a Fencer. Cluster, Ledger and Database are required; the
-// ledger is usually in the same database.
+// Config configures a Fencer. Cluster, Grants and Database are required; the
+// record of grants is usually in the same database.
 type Config struct {
 	Cluster  Cluster
-	Ledger   *ledger.Ledger
+	Grants   volume.Instances
 	Database store.Database
 	// Interval of recording client instances; zero is 10 s.
 	Interval time.Duration
@@ -28,7 +27,7 @@ type Config struct {
 	// is 30 s: osd_client_watch_timeout. Metadata servers keep a session longer.
 	Expiry time.Duration
 	// Boots reads the last reports of all nodes; nil: nodes do not report boots.
-	Boots  func(ctx context.Context) (map[string]ledger.Boot, error)
+	Boots  func(ctx context.Context) (map[string]volume.Boot, error)
 	Logger *slog.Logger
 }
 
@@ -66,10 +65,15 @@ func owned() store.Bucket[own] { return store.Bucket[own]{Name: "blocklist"} }
 func (f *Fencer) Apply(ctx context.Context, desired volume.FenceSet) error {
 	// An instance is not listed any more once its address is blocked.
 	unlisted := f.recordOf(ctx, desired.Clients)
-	instances, err := f.Ledger.InstancesIn(ctx, desired.Blocks)
+	recorded, err := f.Grants.Records(ctx)
 	if err != nil {
 		return err
 	}
+	set, err := cidr.Set(desired.Blocks)
+	if err != nil {
+		return err
+	}
+	instances := recorded.InstancesIn(set.Contains)
 	observed, err := f.readMap(ctx)
 	if err != nil {
 		return err
@@ -163,19 +167,15 @@ func (f *Fencer) Held(ctx context.Context) ([]netip.Prefix, error) {
 
 // besides returns the entries for clients and instances of fenced blocks.
 func (f *Fencer) besides(ctx context.Context, blocks []netip.Prefix) ([]entry, error) {
-	clients, err := f.Ledger.ClientsIn(ctx, blocks)
-	if err != nil {
-		return nil, err
-	}
-	instances, err := f.Ledger.InstancesIn(ctx, blocks)
-	if err != nil {
-		return nil, err
-	}
-	want, err := required(volume.FenceSet{Clients: clients}, instances, true)
+	recorded, err := f.Grants.Records(ctx)
 	if err != nil {
 		return nil, err
 	}
 	set, err := cidr.Set(blocks)
+	if err != nil {
+		return nil, err
+	}
+	want, err := required(volume.FenceSet{Clients: recorded.ClientsIn(set.Contains)}, recorded.InstancesIn(set.Contains), true)
 	if err != nil {
 		return nil, err
 	}

@@ -43,16 +43,18 @@ func newRig(t *testing.T, osds int) *rig {
 	return r
 }
 
+func (f *Fencer) ledger() *ledger.Ledger { return f.Grants.(*ledger.Ledger) }
+
 // restart is what a new process has.
 func (r *rig) restart(t *testing.T) {
 	t.Helper()
 	db := testkit.Value(store.OpenShared(t.Context(), "state", r.object, store.Options{Role: "grants", Version: 1}))(t)
-	r.Fencer = New(Config{Cluster: r.cluster, Ledger: ledger.New(db), Database: db, Logger: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	r.Fencer = New(Config{Cluster: r.cluster, Grants: ledger.New(db), Database: db, Logger: slog.New(slog.NewTextHandler(t.Output(), nil))})
 }
 
 func (r *rig) open(t *testing.T, id volume.ID, c volume.Client, watchers ...Watcher) {
 	t.Helper()
-	testkit.Value(r.Ledger.Grant(t.Context(), ledger.Grant{Volume: id, Client: c, Mode: "SINGLE_NODE_WRITER/block", Granted: time.Now()}))(t)
+	testkit.Value(r.ledger().Grant(t.Context(), volume.Grant{Volume: id, Client: c, Mode: "SINGLE_NODE_WRITER/block", Granted: time.Now()}))(t)
 	r.watch(id, watchers...)
 }
 
@@ -66,7 +68,7 @@ func (r *rig) watch(id volume.ID, watchers ...Watcher) {
 func (r *rig) fence(ctx context.Context, blocks string) error {
 	set := volume.FenceSet{Blocks: prefixes(blocks)}
 	var err error
-	if set.Clients, err = r.Ledger.ClientsIn(ctx, set.Blocks); err != nil {
+	if set.Clients, err = r.ledger().ClientsIn(ctx, set.Blocks); err != nil {
 		return err
 	}
 	return r.Apply(ctx, set)
@@ -150,8 +152,8 @@ func TestRunRecordsInstances(t *testing.T) {
 	stop := testkit.Go(t, r.Run)
 	recorded := func(n int) func() bool {
 		return func() bool {
-			list, err := r.Ledger.InstancesIn(t.Context(), prefixes("0.0.0.0/0"))
-			return err == nil && len(list) == n
+			recorded, err := r.Grants.Records(t.Context())
+			return err == nil && len(recorded.Instances) == n
 		}
 	}
 	testkit.Eventually(t, "an instance, of the volume that can be listed", recorded(1))
@@ -341,7 +343,7 @@ func TestEnforcer(t *testing.T) {
 	operations := op.New(context.WithoutCancel(t.Context()), 20*time.Second)
 	defer func() { testkit.Must(t, operations.Close(context.Background())) }()
 	e := testkit.Value(enforce.New(enforce.Config{
-		Ledger: r.Ledger, Operations: operations, Interval: 5 * time.Millisecond,
+		Ledger: r.ledger(), Operations: operations, Interval: 5 * time.Millisecond,
 		Locals: []enforce.Local{{Name: "ceph", Fencer: r.Fencer}}, Logger: r.Logger,
 	}))(t)
 	testkit.Must(t, e.Restore(t.Context()))
@@ -353,7 +355,7 @@ func TestEnforcer(t *testing.T) {
 	testkit.Must(t, e.Fence(t.Context(), request("192.0.2.0/31")), e.Fence(t.Context(), request("192.0.2.2/31 2001:db8::/64")))
 	r.wantHeld(t, "192.0.2.0/30 2001:db8::/64")
 	r.wantOpen(t, "192.0.2.2", 22, false)
-	testkit.WantError(t, "Grant", testkit.Err(r.Ledger.Grant(t.Context(), ledger.Grant{Volume: "x", Client: clientOf("a", "")})), errs.Precondition, "192.0.2.0/31")
+	testkit.WantError(t, "Grant", testkit.Err(r.ledger().Grant(t.Context(), volume.Grant{Volume: "x", Client: clientOf("a", "")})), errs.Precondition, "192.0.2.0/31")
 
 	r.cluster.mu.Lock()
 	testkit.Must(t, r.cluster.change(true, "rm", "192.0.2.0/30", ""))
@@ -364,7 +366,7 @@ func TestEnforcer(t *testing.T) {
 	r.wantHeld(t, "")
 	r.wantOpen(t, "192.0.2.2", 22, false)
 	r.wantOpen(t, "192.0.2.2", 23, true)
-	testkit.Value(r.Ledger.Grant(t.Context(), ledger.Grant{Volume: "x", Client: clientOf("a", "")}))(t)
+	testkit.Value(r.ledger().Grant(t.Context(), volume.Grant{Volume: "x", Client: clientOf("a", "")}))(t)
 	if list := fmt.Sprint(testkit.Value(r.owned(t.Context()))(t)); list != "[]" {
 		t.Errorf("records are left: %s", list)
 	}

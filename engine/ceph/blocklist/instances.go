@@ -11,14 +11,13 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/volume"
 )
 
 // Start records for which volumes the last process has looked too long ago. Its
 // owner calls it before grants are changed.
 func (f *Fencer) Start(ctx context.Context) error {
-	ids, err := f.Ledger.Watched(ctx)
+	ids, err := f.Grants.Watched(ctx)
 	if err != nil {
 		return err
 	}
@@ -26,7 +25,7 @@ func (f *Fencer) Start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return f.recordLook(ctx, ledger.Look{Volumes: ids, Blocked: blocked})
+	return f.recordLook(ctx, volume.Look{Volumes: ids, Blocked: blocked})
 }
 
 // Run records the client instances of granted volumes, at each interval until
@@ -50,11 +49,11 @@ func (f *Fencer) Run(ctx context.Context) error {
 func (f *Fencer) Record(ctx context.Context) error {
 	boots := f.readBoots(ctx)
 	begun := time.Now()
-	ids, err := f.Ledger.Watched(ctx)
+	ids, err := f.Grants.Watched(ctx)
 	if err != nil {
 		return err
 	}
-	return f.look(ctx, ledger.Look{Begun: begun, All: true, Volumes: ids, Boots: boots})
+	return f.look(ctx, volume.Look{Begun: begun, All: true, Volumes: ids, Boots: boots})
 }
 
 const (
@@ -64,7 +63,7 @@ const (
 
 // readBoots returns nil if the reports were read recently, or cannot be read:
 // which machine had a node then stays as it was known.
-func (f *Fencer) readBoots(ctx context.Context) map[string]ledger.Boot {
+func (f *Fencer) readBoots(ctx context.Context) map[string]volume.Boot {
 	now := time.Now().Unix()
 	if f.Boots == nil || now-f.bootsRead.Load() < int64(bootsInterval/time.Second) {
 		return nil
@@ -90,11 +89,11 @@ func (f *Fencer) recordOf(ctx context.Context, clients []volume.Client) error {
 		nodes = append(nodes, c.Node)
 	}
 	begun := time.Now()
-	ids, err := f.Ledger.Watched(ctx, nodes...)
+	ids, err := f.Grants.Watched(ctx, nodes...)
 	if err != nil {
 		return err
 	}
-	return f.look(ctx, ledger.Look{Begun: begun, Volumes: ids})
+	return f.look(ctx, volume.Look{Begun: begun, Volumes: ids})
 }
 
 // listTimeout bounds the list of all instances: an image with an inactive
@@ -102,11 +101,11 @@ func (f *Fencer) recordOf(ctx context.Context, clients []volume.Client) error {
 const listTimeout = 8 * time.Second
 
 // look lists and records the client instances of volumes.
-func (f *Fencer) look(ctx context.Context, o ledger.Look) error {
+func (f *Fencer) look(ctx context.Context, o volume.Look) error {
 	listing, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	var mu sync.Mutex
-	var seen []ledger.Instance
+	var seen []volume.Instance
 	err := forEach(slices.Collect(maps.Keys(o.Volumes)), func(id volume.ID) error {
 		watchers, err := f.Cluster.Watchers(listing, id)
 		if errors.Is(err, errs.NotFound) {
@@ -119,11 +118,11 @@ func (f *Fencer) look(ctx context.Context, o ledger.Look) error {
 			return fmt.Errorf("list the watchers of volume %s: %w", id, err)
 		}
 		for _, w := range watchers {
-			seen = append(seen, ledger.Instance{Volume: id, Addr: w.Addr, Nonce: w.Nonce, Client: w.Client})
+			seen = append(seen, volume.Instance{Volume: id, Addr: w.Addr, Nonce: w.Nonce, Client: w.Client})
 		}
 		return nil
 	})
-	if failed := f.Ledger.RecordInstances(ctx, seen); failed != nil {
+	if failed := f.Grants.RecordInstances(ctx, seen); failed != nil {
 		return errors.Join(err, failed)
 	}
 	// After the list: a client that was blocked meanwhile was perhaps not on it.
@@ -134,9 +133,9 @@ func (f *Fencer) look(ctx context.Context, o ledger.Look) error {
 	return errors.Join(err, f.recordLook(ctx, o))
 }
 
-func (f *Fencer) recordLook(ctx context.Context, o ledger.Look) error {
+func (f *Fencer) recordLook(ctx context.Context, o volume.Look) error {
 	o.Expiry = f.Expiry
-	missed, err := f.Ledger.RecordLook(ctx, o)
+	missed, err := f.Grants.RecordLook(ctx, o)
 	if len(missed) == 0 {
 		return err
 	}

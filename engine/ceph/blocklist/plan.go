@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -32,7 +31,7 @@ func (w entries) all() []entry { return slices.Concat(w.blocks, w.clients, w.ins
 
 // required returns the entries for a set of fences. Unsupported: the release
 // cannot block one of the blocks.
-func required(set volume.FenceSet, instances []ledger.Instance, hasRanges bool) (w entries, err error) {
+func required(set volume.FenceSet, instances []volume.Instance, hasRanges bool) (w entries, err error) {
 	for _, b := range set.Blocks {
 		list, err := entriesOf(b, hasRanges)
 		if err != nil {

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -31,7 +30,7 @@ func clientOf(node, addrs string) volume.Client {
 func TestRequired(t *testing.T) {
 	for name, c := range map[string]struct {
 		set       volume.FenceSet
-		instances []ledger.Instance
+		instances []volume.Instance
 		noRanges  bool
 		want      string // or the words of an error
 	}{
@@ -48,7 +47,7 @@ func TestRequired(t *testing.T) {
 		},
 		"instances": {
 			set: volume.FenceSet{Blocks: prefixes("192.0.2.7/32")},
-			instances: []ledger.Instance{
+			instances: []volume.Instance{
 				{Volume: "v", Addr: netip.MustParseAddr("192.0.2.7"), Nonce: 5}, {Volume: "w", Addr: netip.MustParseAddr("192.0.2.7"), Nonce: 5},
 				{Volume: "w", Addr: netip.MustParseAddr("2001:db8::1"), Nonce: 4294967295},
 			},
