@@ -144,14 +144,19 @@ func (e *Engine) forgetHosts(ctx context.Context, r record, loses func(host stri
 
 // withoutHosts removes some hosts of before the adoption from the record.
 func (e *Engine) withoutHosts(ctx context.Context, r record, leaves func(host string, addrs []netip.Addr) bool) (record, error) {
-	left := r
-	left.Hosts = maps.Clone(r.Hosts)
-	maps.DeleteFunc(left.Hosts, leaves)
+	left := r.without(leaves)
 	if len(left.Hosts) == len(r.Hosts) {
 		return r, nil
 	}
-	left.Evicting = true
 	return left, e.put(ctx, &r, left)
+}
+
+func (r record) without(leaves func(host string, addrs []netip.Addr) bool) record {
+	left := r
+	left.Hosts = maps.Clone(r.Hosts)
+	maps.DeleteFunc(left.Hosts, leaves)
+	left.Evicting = r.Evicting || len(left.Hosts) < len(r.Hosts)
+	return left
 }
 
 // own returns the record of a volume, which is adopted if it has no record. It

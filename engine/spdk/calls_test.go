@@ -71,7 +71,7 @@ func requestsPerCall() map[string]cost {
 		"unpublish":       {[]string{"nvmf_get_subsystems", "nvmf_subsystem_remove_host", "nvmf_subsystem_get_controllers"}, 4, 2},
 		"delete":          {[]string{"nvmf_subsystem_get_controllers", "bdev_get_bdevs", "nvmf_delete_subsystem", "bdev_lvol_delete"}, 2, 2},
 		// One list of all subsystems instead of a request per volume.
-		"comparison": {[]string{"nvmf_get_subsystems" + ofAll}, 3, 0},
+		"comparison": {[]string{"nvmf_get_subsystems" + ofAll}, 1, 0},
 	}
 }
 

@@ -64,6 +64,7 @@ type Engine struct {
 	// answerTime is for targets whose answer the call can do without, enforceTime
 	// for the export of one volume, zeroTime for a call that waits for zeros.
 	answerTime, enforceTime, zeroTime time.Duration
+	tookOver                          time.Time // see takeOverTime
 }
 
 var (
@@ -79,7 +80,8 @@ var (
 type target struct {
 	Target
 
-	unswept atomic.Bool // interrupted calls can have left lvols
+	unswept atomic.Bool   // interrupted calls can have left lvols
+	wake    chan struct{} // has an element if the exports are to be compared at once
 
 	mu      sync.Mutex
 	stores  []rpc.LvolStore     // of the last list
@@ -100,7 +102,7 @@ func New(c Config) (*Engine, error) {
 	if len(c.Targets)+len(c.Retired) == 0 {
 		return nil, errs.Errorf(errs.Invalid, "no SPDK target is configured")
 	}
-	e := &Engine{config: c, targets: map[string]*target{}, answerTime: 5 * time.Second, enforceTime: time.Minute, zeroTime: time.Minute}
+	e := &Engine{config: c, targets: map[string]*target{}, answerTime: 5 * time.Second, enforceTime: time.Minute, zeroTime: time.Minute, tookOver: time.Now().Add(takeOverTime)}
 	for _, t := range c.Targets {
 		switch {
 		case checkTargetName(t.Name) != nil:
@@ -110,7 +112,7 @@ func New(c Config) (*Engine, error) {
 		case len(t.Addresses) == 0:
 			return nil, errs.Errorf(errs.Invalid, "target %s has no address", t.Name)
 		}
-		own := &target{Target: t}
+		own := &target{Target: t, wake: make(chan struct{}, 1)}
 		own.unswept.Store(true)
 		e.targets[t.Name] = own
 		e.order = append(e.order, own)

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/internal/store/storetest"
 	"github.com/cleatproject/cleat/spdk/spdktest"
@@ -228,7 +227,7 @@ func TestComparedByAnother(t *testing.T) {
 	ctx := testkit.Context(t)
 	target := a.order[0]
 	testkit.Must(t, a.compare(ctx, target), b.noteCompared(ctx, b.order[0], false), a.compare(ctx, target))
-	if is := testkit.Value(b.isCompared(ctx, b.order[0]))(t); !is {
+	if s := testkit.Value(b.state(ctx))(t); !s.compared[target.Name] {
 		t.Error("the target does not count as compared again")
 	}
 }
@@ -330,22 +329,13 @@ func TestFenceReadsOnce(t *testing.T) {
 		unlock := testkit.Value(e.lock(ctx, volumeKey(busy.Name)))(t)
 		counted := &countedReads{Database: e.config.Database}
 		e.config.Database = counted
-		testkit.Must(t, e.recordPeers(ctx, e.order[0], testkit.Value(cidr.Set(block("192.0.2.1/32").Blocks))(t)))
-		testkit.Must(t, e.awaitCalls(ctx, e.idsOf(t, "n1")))
+		testkit.Must(t, enforcer(t, e).Fence(ctx, block("192.0.2.1/32")), enforcer(t, e).Unfence(ctx, block("192.0.2.1/32")))
 		e.config.Database, reads[volumes] = counted.Database, counted.views
 		unlock()
 	}
 	if reads[3] != reads[30] {
 		t.Errorf("a fence reads the records %d times with 3 volumes, %d times with 30", reads[3], reads[30])
 	}
-}
-
-func (e *Engine) idsOf(t *testing.T, node string) (ids []volume.ID) {
-	t.Helper()
-	for _, g := range testkit.Value(ledgerOf(e).ByNode(testkit.Context(t), node))(t) {
-		ids = append(ids, g.Volume)
-	}
-	return ids
 }
 
 // countedReads counts the reads of the engine, each of which can be a request.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
@@ -62,7 +63,7 @@ func (e *Engine) enforce(ctx context.Context, r record, isNew bool) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.enforceTime)
 	defer cancel()
-	x := export{engine: e, target: t, record: r, isNew: isNew}
+	x := export{engine: e, target: t, record: r, read: time.Now(), isNew: isNew}
 	var desired []string
 	if !isNew {
 		if desired, err = e.hosts(ctx, r); err != nil {
@@ -74,6 +75,10 @@ func (e *Engine) enforce(ctx context.Context, r record, isNew bool) error {
 		unchanged, found, now, failure := x.readAgain(ctx)
 		if failure == nil && !found {
 			return x.withdraw(ctx)
+		}
+		if errors.Is(err, errOldRead) && failure == nil {
+			desired = now
+			continue
 		}
 		if errors.Is(err, errLost) { // no host needs it, and one that is on the list could get the lvol back
 			if withdrawn := x.deleteSubsystem(ctx); withdrawn != nil {
@@ -130,8 +135,9 @@ type export struct {
 	engine *Engine
 	target *target
 	record record
-	ring   keyring // of the target, if the volume requires keys
-	noKey  error   // of the last apply: hosts that are not admitted without a key
+	read   time.Time // when the hosts to admit were read
+	ring   keyring   // of the target, if the volume requires keys
+	noKey  error     // of the last apply: hosts that are not admitted without a key
 	isNew  bool
 }
 
@@ -195,6 +201,7 @@ func (x *export) apply(ctx context.Context, desired []string) error {
 // deleted the volume.
 func (x *export) readAgain(ctx context.Context) (unchanged, found bool, hosts []string, err error) {
 	var now record
+	x.read = time.Now()
 	err = x.engine.config.Database.View(ctx, func(tx *store.Tx) error {
 		if now, found, err = volumes().Get(tx, x.record.Name); err != nil || !found {
 			return err
@@ -336,7 +343,7 @@ func (x *export) admit(ctx context.Context, s rpc.Subsystem, host string, keys r
 	if s.HasHost(host) {
 		return nil
 	}
-	failure := x.target.Client.AddHost(ctx, s.NQN, host, keys)
+	failure := x.addHost(ctx, s.NQN, host, keys)
 	if failure == nil {
 		return nil
 	}
@@ -345,6 +352,17 @@ func (x *export) admit(ctx context.Context, s rpc.Subsystem, host string, keys r
 		return err
 	}
 	return failure
+}
+
+// errOldRead: the records were read too long ago to admit a host.
+var errOldRead = errs.Errorf(errs.Unavailable, "the records were read more than %s ago, which have to say whom to admit; the target is slow, repeat the call", admitTime)
+
+// addHost is bounded by the age of the records that say whom to admit, see
+// takeOverTime.
+func (x *export) addHost(ctx context.Context, nqn, host string, keys rpc.HostKeys) error {
+	ctx, cancel := context.WithDeadlineCause(ctx, x.read.Add(admitTime), errOldRead)
+	defer cancel()
+	return x.target.Client.AddHost(ctx, nqn, host, keys)
 }
 
 // remove removes a host, waits until none of its sessions is left, and returns

@@ -3,287 +3,415 @@ package spdk
 import (
 	"context"
 	"errors"
-	"maps"
+	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	"go4.org/netipx"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/internal/cidr"
+	"github.com/cleatproject/cleat/internal/store"
+	rpc "github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Apply implements volume.Fencer. The ledger has the fences: a fenced client is
+// fencing is one call of Apply. It repeats: read the records, read the targets,
+// plan, act. The fences are proved at the targets whose plan has no step. This is
+// why:
+//
+//   - The fences are recorded before Apply begins, and no grant of a fenced client is
+//     recorded afterwards. So who reads the records afterwards admits no such client.
+//   - Who has read them before can still admit one. In this process, such a call holds
+//     the lock of the volume: Apply has had these locks, and reads records and targets
+//     after that. A process that was replaced by this one sends no request later than
+//     takeOverTime after this one has started: before that, nothing is proved.
+//   - A target is read after the records. It admits no host that the records do not,
+//     and has no session of one. A session of an admitted host does not come from a
+//     fenced address: otherwise the address is recorded, and the host fenced with it.
+//   - What is not known counts as a session: connections that cannot be read, exports
+//     without a record, hosts and clients without an address.
+//
+// All requests of one step are sent to all targets at once, and a target that fails
+// is not asked again by this call: the blocks with clients there wait.
+type fencing struct {
+	*Engine
+	state   state
+	targets []*fencedTarget
+}
+
+// fencedTarget is a target during a call of Apply.
+type fencedTarget struct {
+	*target
+	failed  error // no further requests in this call
+	unknown bool  // of the last plan
+	plan    steps
+	locked  map[volume.ID]bool
+	unlock  func()
+}
+
+// Apply implements volume.Fencer. The records have the fences: a fenced client is
 // on the host list of no volume, as the exports are made what the records say. A
 // host that is connected from a fenced address counts as its client. NotEnforced:
 // a target that has a volume of a fenced client does not answer, or is not
 // configured.
 func (e *Engine) Apply(ctx context.Context, desired volume.FenceSet) error {
-	set, err := cidr.Set(desired.Blocks)
+	f := &fencing{Engine: e}
+	for _, t := range e.order {
+		f.targets = append(f.targets, &fencedTarget{target: t, unlock: func() {}})
+	}
+	defer func() {
+		for _, t := range f.targets {
+			t.unlock()
+		}
+	}()
+	for range maxFenceRounds {
+		read := time.Now()
+		var err error
+		if f.state, err = e.state(ctx); err != nil {
+			return err
+		}
+		if len(f.state.Fenced) == 0 { // who was fenced is admitted again
+			e.wakeAll()
+			return nil
+		}
+		if f.lock(ctx) {
+			continue // a call that had a lock has perhaps changed the records
+		}
+		f.each(func(t *fencedTarget) error { return f.observe(ctx, t) })
+		if f.act(ctx, read) {
+			continue
+		}
+		if again, err := e.takeOver(ctx); err != nil {
+			return &volume.NotEnforced{Blocks: desired.Blocks, Err: err}
+		} else if again {
+			continue
+		}
+		return f.result(desired.Blocks)
+	}
+	return errs.Errorf(errs.Busy, "the clients of fenced volumes change all the time, retry")
+}
+
+// maxFenceRounds is more than any fence needs whose records do not change meanwhile:
+// adoption, lock, learning, forgetting, correction and proof have one each.
+const maxFenceRounds = 12
+
+// ProvesFences says that Apply has read back what it promises, also that no session
+// of a fenced client is left.
+func (e *Engine) ProvesFences() {}
+
+// each calls fn for the targets that have not failed, all at once.
+func (f *fencing) each(fn func(t *fencedTarget) error) {
+	var all sync.WaitGroup
+	for _, t := range f.targets {
+		if t.failed == nil {
+			all.Go(func() { t.failed = fn(t) })
+		}
+	}
+	all.Wait()
+}
+
+// part returns a context with a part of the time that is left.
+func part(ctx context.Context, of time.Duration) (context.Context, context.CancelFunc) {
+	deadline, has := ctx.Deadline()
+	if !has {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, time.Until(deadline)/of)
+}
+
+// lock waits for calls on volumes that fences concern, or whose exports are to be
+// corrected, and keeps further ones waiting. It reports whether it has waited.
+func (f *fencing) lock(ctx context.Context) (again bool) {
+	ctx, cancel := part(ctx, 4)
+	defer cancel()
+	var waited atomic.Bool
+	f.each(func(t *fencedTarget) error {
+		needed := map[volume.ID]bool{}
+		var keys []string
+		for _, r := range f.state.at(t.Name) {
+			if f.state.isConcerned(r) || slices.Contains(t.plan.correct, r.id()) || t.locked[r.id()] {
+				needed[r.id()], keys = true, append(keys, volumeKey(r.Name))
+			}
+		}
+		for id := range t.locked {
+			delete(needed, id)
+		}
+		if len(needed) == 0 {
+			return nil
+		}
+		waited.Store(true)
+		t.unlock()
+		unlock, err := f.Engine.lock(ctx, keys...)
+		if err != nil {
+			t.unlock, t.locked = func() {}, nil
+			return err
+		}
+		t.unlock = unlock
+		if t.locked == nil {
+			t.locked = map[volume.ID]bool{}
+		}
+		for id := range needed {
+			t.locked[id] = true
+		}
+		return nil
+	})
+	return waited.Load()
+}
+
+// observe reads a target, and plans.
+func (f *fencing) observe(ctx context.Context, t *fencedTarget) error {
+	o, err := f.Engine.observe(ctx, t.target, f.state)
 	if err != nil {
 		return err
 	}
-	failed := e.applyAll(ctx, set)
-	hosts, err := e.fencedHosts(ctx)
-	if err != nil {
-		return errors.Join(err, errors.Join(failed...))
-	}
-	var blocks []netip.Prefix
-	for i, t := range e.order {
-		if failed[i] == nil {
-			continue
-		}
-		at, err := e.blocksAt(ctx, t, hosts, desired.Blocks)
-		if err != nil {
-			return errors.Join(err, errors.Join(failed...))
-		}
-		blocks = append(blocks, at...)
-	}
-	for _, h := range hosts {
-		if _, err := e.target(h.target); err != nil {
-			failed, blocks = append(failed, err), append(blocks, h.blocks...)
-		}
-	}
-	if err := errors.Join(failed...); err != nil {
-		return &volume.NotEnforced{Blocks: blocks, Err: err}
+	t.plan = f.plan(f.state, t.Name, o)
+	t.unknown = t.plan.unknown
+	if t.plan.behind {
+		t.wakeUp()
 	}
 	return nil
 }
 
-// applyAll leaves a part of the time, as a target that does not answer needs all
-// of its own.
-func (e *Engine) applyAll(ctx context.Context, set *netipx.IPSet) []error {
-	if deadline, has := ctx.Deadline(); has {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
-		defer cancel()
-	}
-	failed := make([]error, len(e.order))
-	var all sync.WaitGroup
-	for i, t := range e.order {
-		all.Go(func() { failed[i] = e.applyAt(ctx, t, set) })
-	}
-	all.Wait()
-	return failed
+// act executes the plans, and reports whether any had a step.
+func (f *fencing) act(ctx context.Context, read time.Time) (again bool) {
+	ctx, cancel := part(ctx, 2)
+	defer cancel()
+	var acted atomic.Bool
+	f.each(func(t *fencedTarget) error {
+		switch {
+		case t.plan.changesRecords():
+			acted.Store(true)
+			return f.record(ctx, t)
+		case len(t.plan.correct) > 0:
+			acted.Store(true)
+			return f.correct(ctx, t, read)
+		}
+		return t.plan.unproved
+	})
+	return acted.Load()
 }
 
-func (e *Engine) applyAt(ctx context.Context, t *target, set *netipx.IPSet) error {
-	brief, cancel := context.WithTimeout(ctx, e.answerTime)
-	defer cancel()
-	unread := e.recordPeers(brief, t, set)
-	ids, concerned, err := e.concerned(ctx, t, set)
-	if err != nil {
-		return err
+// record changes the records as a plan says.
+func (f *fencing) record(ctx context.Context, t *fencedTarget) error {
+	if len(t.plan.adopt) > 0 {
+		t.unlock() // an adoption locks the volume, which can have any name
+		t.unlock, t.locked = func() {}, nil
+		if err := f.noteCompared(ctx, t.target, false); err != nil { // until it is compared
+			return err
+		}
 	}
-	if !concerned {
-		_ = e.compare(brief, t) // Run repeats it
+	for _, uuid := range t.plan.adopt {
+		err := f.locked(ctx, volumeID(t.Name, uuid), func(record) error { return nil })
+		if err != nil && errs.KindOf(err) != errs.NotFound {
+			t.unknown = true
+			return err
+		}
+	}
+	for node, addrs := range t.plan.learn {
+		if err := f.config.Grants.Learn(ctx, node, addrs); err != nil {
+			t.unknown = true
+			return err
+		}
+	}
+	if len(t.plan.forget) == 0 {
 		return nil
 	}
-	if errs.KindOf(unread) == errs.Unavailable { // fences without a client there wait as well
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, e.answerTime)
-		defer cancel()
-	}
-	return errors.Join(unread, e.awaitCalls(ctx, ids), e.compareSome(ctx, t, ids))
+	return f.config.Database.Update(ctx, func(tx *store.Tx) error {
+		for _, r := range t.plan.forget {
+			i := slices.IndexFunc(f.state.volumes, func(now record) bool { return now.id() == r.id() })
+			err := replace(tx, volumes(), r.Name, &f.state.volumes[i], r)
+			if err != nil && errs.KindOf(err) != errs.Busy { // another controller has changed it: the next plan has the step again
+				return err
+			}
+		}
+		return nil
+	})
 }
 
-// blocksAt returns the fenced blocks with a host of a target's volumes: all of
-// them if it can have hosts that no record names.
-func (e *Engine) blocksAt(ctx context.Context, t *target, hosts []fencedHost, all []netip.Prefix) ([]netip.Prefix, error) {
-	_, unknown, err := e.unknownHosts(ctx, t)
-	if err != nil || unknown {
-		return all, err
+// correct makes exports what the records said when they were read. The locks are held
+// since before that.
+func (f *fencing) correct(ctx context.Context, t *fencedTarget, read time.Time) error {
+	var exports errgroup.Group
+	exports.SetLimit(parallelRequests)
+	for _, r := range f.state.at(t.Name) {
+		if !slices.Contains(t.plan.correct, r.id()) || !t.locked[r.id()] { // without the lock: in the next round
+			continue
+		}
+		exports.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, f.enforceTime)
+			defer cancel()
+			x := export{engine: f.Engine, target: t.target, record: r, read: read}
+			err := x.apply(ctx, f.hostNQNs(r, clientsOf(f.state.Admitted(r.id()))))
+			if errors.Is(err, errLost) {
+				return x.deleteSubsystem(ctx)
+			}
+			if err == nil {
+				err = x.note(ctx, false, false)
+			}
+			return t.explain(err, "correct the export of volume %s", r.id())
+		})
 	}
+	return exports.Wait()
+}
+
+// result returns NotEnforced with the blocks that wait for targets.
+func (f *fencing) result(all []netip.Prefix) error {
 	var blocks []netip.Prefix
-	for _, h := range hosts {
-		if h.target == t.Name {
-			blocks = append(blocks, h.blocks...)
+	var failed []error
+	wait := func(in []netip.Prefix, err error) {
+		if len(in) > 0 {
+			blocks, failed = append(blocks, in...), append(failed, err)
 		}
 	}
-	return blocks, nil
-}
-
-// concerned returns the volumes of a target that have a client to shut out: a
-// fenced one, or one without a grant. concerned also reports a target whose
-// volumes are perhaps not all recorded.
-func (e *Engine) concerned(ctx context.Context, t *target, set *netipx.IPSet) (ids []volume.ID, concerned bool, err error) {
-	recorded, err := e.config.Grants.Records(ctx)
-	if err != nil {
-		return nil, false, err
-	}
-	for _, g := range recorded.Grants {
-		if name, _, _ := parseID(string(g.Volume)); name == t.Name && len(g.Fenced) > 0 {
-			ids = append(ids, g.Volume)
+	for _, t := range f.targets {
+		switch {
+		case t.failed != nil && t.unknown:
+			wait(all, t.failed)
+		case t.failed != nil:
+			wait(f.state.waiting(t.Name, all), t.failed)
 		}
 	}
-	if len(set.Prefixes()) == 0 {
-		return ids, len(ids) > 0, nil
+	for _, h := range f.shutOut(f.state) {
+		if _, err := f.target(h.target); err != nil {
+			wait(h.blocks, err)
+		}
 	}
-	more, unknown, err := e.unknownHosts(ctx, t)
-	ids = append(ids, more...)
-	return ids, unknown || len(ids) > 0, err
+	if len(failed) == 0 {
+		return nil
+	}
+	return &volume.NotEnforced{Blocks: blocks, Err: few(failed)}
 }
 
-// unknownHosts returns the volumes of a target with hosts without a grant. unknown
-// is also true for a target whose volumes are perhaps not all recorded, or that
-// has a client without an address, as a DPU that was not seen connected yet.
-func (e *Engine) unknownHosts(ctx context.Context, t *target) (ids []volume.ID, unknown bool, err error) {
-	all, err := e.records(ctx)
-	if err != nil {
-		return nil, false, err
+// takeOverTime after its start, a controller proves no fence: until then a request of
+// the one that it has replaced can admit a client. Such a request is sent at most
+// admitTime after the records were read, and lost if the target has not got it
+// sentTime later.
+const (
+	takeOverTime = admitTime + sentTime
+	admitTime    = 10 * time.Second
+	sentTime     = 5 * time.Second
+)
+
+// takeOver waits until the requests of an earlier controller have arrived. again: they
+// can have changed what the targets show.
+func (e *Engine) takeOver(ctx context.Context) (again bool, err error) {
+	rest := time.Until(e.tookOver)
+	if rest <= 0 {
+		return false, nil
 	}
-	for _, r := range all {
-		if r.Target == t.Name && (r.Evicting || len(r.Hosts) > 0) {
+	select {
+	case <-time.After(rest):
+		return true, nil
+	case <-ctx.Done():
+		return false, errs.Errorf(errs.Unavailable, "requests of an earlier controller can still arrive for %s: %w", time.Until(e.tookOver).Round(time.Second), context.Cause(ctx))
+	}
+}
+
+// observe reads the exports of a target, and the connections of its volumes. A target
+// that does not answer is not asked again.
+func (e *Engine) observe(ctx context.Context, t *target, s state) (o observed, err error) {
+	brief, cancel := context.WithTimeout(ctx, e.answerTime)
+	defer cancel()
+	if o.exports, err = t.subsystems(brief); err != nil {
+		return o, err
+	}
+	var ids []volume.ID
+	for _, r := range s.at(t.Name) {
+		if _, exported := o.exports[r.nqn()]; exported && (r.hasStrangers() || len(s.Of(r.id())) > 0) {
 			ids = append(ids, r.id())
 		}
 	}
-	known, err := e.isCompared(ctx, t)
-	if err != nil || !known || len(ids) > 0 {
-		return ids, true, err
-	}
-	unknown, err = e.hasUnseenClient(ctx, t)
-	return nil, unknown, err
+	o.pairs, o.unread = e.connections(ctx, t, ids)
+	return o, nil
 }
 
-func (e *Engine) hasUnseenClient(ctx context.Context, t *target) (bool, error) {
-	recorded, err := e.config.Grants.Records(ctx)
-	return slices.ContainsFunc(recorded.Grants, func(g volume.RecordedGrant) bool {
-		name, _, _ := parseID(string(g.Volume))
-		return name == t.Name && len(g.Client.Addrs) == 0
-	}), err
-}
+// parallelRequests is the limit of volumes of a fence, or of a comparison, with
+// requests at once. SPDK looks for requests every few milliseconds only, and
+// executes them on a core that also moves data.
+const parallelRequests = 8
 
-// compareSome is compare, but returns only the errors that concern some volumes:
-// another one that cannot be exported does not matter to a fence.
-func (e *Engine) compareSome(ctx context.Context, t *target, ids []volume.ID) error {
-	failed, err := e.compareEach(ctx, t)
+func (e *Engine) connections(ctx context.Context, t *target, ids []volume.ID) (found map[volume.ID][]rpc.QueuePair, unread map[volume.ID]error) {
+	found, unread = map[volume.ID][]rpc.QueuePair{}, map[volume.ID]error{}
+	var mu sync.Mutex
+	var silent error
+	var reads errgroup.Group
+	reads.SetLimit(parallelRequests)
 	for _, id := range ids {
-		if !errors.Is(failed[id], errLost) && !errors.Is(failed[id], errNoKey) { // not exported any more; hosts that are not admitted
-			err = errors.Join(err, failed[id])
-		}
-	}
-	return err
-}
-
-// awaitCalls waits for calls on volumes: one that has read the records before the
-// fence can still admit the client.
-func (e *Engine) awaitCalls(ctx context.Context, ids []volume.ID) error {
-	all, err := e.records(ctx)
-	if err != nil {
-		return err
-	}
-	affected := map[volume.ID]bool{}
-	for _, id := range ids {
-		affected[id] = true
-	}
-	for _, r := range all {
-		if r.UUID == "" || !affected[r.id()] {
-			continue
-		}
-		unlock, err := e.lock(ctx, volumeKey(r.Name))
-		if err != nil {
-			return err
-		}
-		unlock()
-	}
-	return nil
-}
-
-// recordPeers records the fenced addresses from which clients of a target are
-// connected, so that the fence covers them. Hosts of before the adoption leave
-// the record, and compare ends their sessions: those of fenced addresses, and
-// those of no known address.
-func (e *Engine) recordPeers(ctx context.Context, t *target, set *netipx.IPSet) error {
-	if len(set.Prefixes()) == 0 {
-		return nil
-	}
-	unowned := e.adoptAll(ctx, t)
-	if unowned != nil && errs.KindOf(unowned) != errs.Precondition {
-		return unowned
-	}
-	all, err := e.records(ctx)
-	if err != nil {
-		return err
-	}
-	recorded, err := e.config.Grants.Records(ctx)
-	if err != nil {
-		return err
-	}
-	all = slices.DeleteFunc(all, func(r record) bool {
-		return r.Target != t.Name || !r.isVolume() || len(recorded.Admitted(r.id()))+len(r.Hosts) == 0
-	})
-	ids := make([]volume.ID, len(all))
-	for i, r := range all {
-		ids[i] = r.id()
-	}
-	found, unread := e.connections(ctx, ids)
-	for i, r := range all {
-		if unread[i] != nil {
-			continue
-		}
-		from := addrsOf(found[i])
-		for _, g := range recorded.Admitted(r.id()) {
-			if now := from[e.hostNQN(g.Client)]; slices.ContainsFunc(now, set.Contains) {
-				if err := e.config.Grants.Learn(ctx, g.Client.Node, now); err != nil {
-					return err
-				}
+		reads.Go(func() error {
+			mu.Lock()
+			pairs, err := []rpc.QueuePair(nil), silent
+			mu.Unlock()
+			if err == nil {
+				pairs, err = e.connectionsOf(ctx, t, id)
 			}
-		}
-		leaves := func(host string, addrs []netip.Addr) bool {
-			return slices.ContainsFunc(slices.Concat(addrs, from[host]), set.Contains) || len(addrs)+len(from[host]) == 0
-		}
-		stay := maps.Clone(r.Hosts)
-		if maps.DeleteFunc(stay, leaves); len(stay) == len(r.Hosts) {
-			continue // the lock of another volume must not delay the fence
-		}
-		if err := e.locked(ctx, r.id(), func(now record) error {
-			_, err := e.withoutHosts(ctx, now, leaves)
-			return err
-		}); err != nil && errs.KindOf(err) != errs.NotFound {
-			return err
-		}
+			mu.Lock()
+			defer mu.Unlock()
+			if found[id] = pairs; err != nil {
+				unread[id] = err
+			}
+			if errs.KindOf(err) == errs.Unavailable {
+				silent = err
+			}
+			return nil
+		})
 	}
-	return few(append(unread, unowned))
+	_ = reads.Wait() // its errors are in unread
+	return found, unread
 }
 
-// adoptAll adopts the volumes that a target exports without a record, as after
-// the loss of the records: their clients are unknown, and can come back from a
-// fenced address. Volumes of another release are left alone. Precondition: of a
-// volume it is not known which release has it.
-func (e *Engine) adoptAll(ctx context.Context, t *target) error {
-	seen, err := t.subsystems(ctx)
+func (e *Engine) connectionsOf(ctx context.Context, t *target, id volume.ID) ([]rpc.QueuePair, error) {
+	ctx, cancel := context.WithTimeout(ctx, e.answerTime)
+	defer cancel()
+	_, uuid, _ := parseID(string(id))
+	found, err := t.pairs(ctx, nqnOf(uuid))
+	return found, t.explain(err, "list the connections of volume %s", id)
+}
+
+// pairs returns the connections of a subsystem, none if it does not exist.
+func (t *target) pairs(ctx context.Context, nqn string) ([]rpc.QueuePair, error) {
+	return noneIfMissing(ctx, t, nqn, t.Client.QueuePairs)
+}
+
+// sessions returns the controllers of a subsystem, none if it does not exist.
+func (t *target) sessions(ctx context.Context, nqn string) ([]rpc.SubsystemController, error) {
+	return noneIfMissing(ctx, t, nqn, t.Client.SubsystemControllers)
+}
+
+// noneIfMissing reads the subsystem after an error, which does not say whether
+// it exists in releases before 26.05.
+func noneIfMissing[T any](ctx context.Context, t *target, nqn string, list func(context.Context, string) ([]T, error)) ([]T, error) {
+	all, err := list(ctx, nqn)
 	if err != nil {
-		return err
-	}
-	all, err := e.records(ctx)
-	if err != nil {
-		return err
-	}
-	for _, r := range all {
-		delete(seen, r.nqn())
-	}
-	var failed []error
-	for _, nqn := range slices.Sorted(maps.Keys(seen)) {
-		s := seen[nqn]
-		uuid, ours := strings.CutPrefix(nqn, nqnPrefix)
-		if !ours || len(s.Namespaces) == 0 || e.isOfOther(s) {
-			continue
-		}
-		if err := e.noteCompared(ctx, t, false); err != nil { // until it is compared
-			return err
-		}
-		if !e.isAdoptable(s) {
-			failed = append(failed, errs.Errorf(errs.Precondition, "target %s exports %s, which no record has and which does not name its release; delete this subsystem: the release that has the volume exports it again", t.Name, nqn))
-			continue
-		}
-		err := e.locked(ctx, volumeID(t.Name, uuid), func(record) error { return nil })
-		if err != nil && errs.KindOf(err) != errs.NotFound {
-			return err
+		if _, missing := t.Client.Subsystem(ctx, nqn); errors.Is(missing, rpc.NotFound) {
+			return nil, nil
 		}
 	}
-	return few(failed)
+	return all, err
+}
+
+// pollInterval of waiting for the end of sessions.
+const pollInterval = 50 * time.Millisecond
+
+// awaitEnd waits until the list has no such session, and returns it. Releases before 26.05
+// remove a host before its sessions have ended.
+func awaitEnd[T any](ctx context.Context, isSession func(T) bool, list func() ([]T, error)) (left []T, err error) {
+	ticker := time.NewTicker(pollInterval)
+	defer ticker.Stop()
+	for {
+		if left, err = list(); err != nil || !slices.ContainsFunc(left, isSession) {
+			return left, err
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return nil, errs.Errorf(errs.Unavailable, "its session has not ended: %w", context.Cause(ctx))
+		}
+	}
+}
+
+func sessionID(target, uuid string, controller int) string {
+	return fmt.Sprintf("%s:%d", formatID(target, uuid), controller)
 }

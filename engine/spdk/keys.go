@@ -153,7 +153,7 @@ func (x *export) admitWithKeys(ctx context.Context, s rpc.Subsystem, host string
 			}
 		}
 	}
-	failure := x.target.Client.AddHost(ctx, s.NQN, host, keys)
+	failure := x.addHost(ctx, s.NQN, host, keys)
 	crashpoint.Hit("export.keyed")
 	now, err := x.target.Client.Subsystem(ctx, s.NQN)
 	if err != nil {

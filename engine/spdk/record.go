@@ -169,17 +169,21 @@ func noVolume(id volume.ID) error {
 // records returns all records in the order of ids.
 func (e *Engine) records(ctx context.Context) (all []record, err error) {
 	err = e.config.Database.View(ctx, func(tx *store.Tx) error {
-		all = nil
-		for entry, err := range volumes().Range(tx, "") {
-			if err != nil {
-				return err
-			}
-			all = append(all, entry.Value)
-		}
-		return nil
+		all, err = recordsIn(tx)
+		return err
 	})
-	slices.SortFunc(all, func(a, b record) int { return cmp.Compare(a.id(), b.id()) })
 	return all, err
+}
+
+func recordsIn(tx *store.Tx) (all []record, err error) {
+	for entry, err := range volumes().Range(tx, "") {
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, entry.Value)
+	}
+	slices.SortFunc(all, func(a, b record) int { return cmp.Compare(a.id(), b.id()) })
+	return all, nil
 }
 
 // put records a volume, if its record is still the expected one (nil: none):

@@ -117,7 +117,9 @@ func (r *rig) engine(change ...func(*Config)) *Engine {
 	for _, f := range change {
 		f(&c)
 	}
-	return testkit.Value(New(c))(r.t)
+	e := testkit.Value(New(c))(r.t)
+	e.tookOver = time.Time{} // no other controller has admitted a client before
+	return e
 }
 
 func ledgerOf(e *Engine) *ledger.Ledger { return e.config.Grants.(*ledger.Ledger) }

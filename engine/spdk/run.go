@@ -46,9 +46,23 @@ func (e *Engine) watch(ctx context.Context, t *target) {
 		t.note(ctx, e, err)
 		select {
 		case <-ticker.C:
+		case <-t.wake:
 		case <-ctx.Done():
 			return
 		}
+	}
+}
+
+func (t *target) wakeUp() {
+	select {
+	case t.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (e *Engine) wakeAll() {
+	for _, t := range e.order {
+		t.wakeUp()
 	}
 }
 
@@ -85,15 +99,11 @@ func (e *Engine) compareEach(ctx context.Context, t *target) (failed map[volume.
 	if err != nil {
 		return nil, err
 	}
-	all, err := e.records(ctx)
+	s, err := e.state(ctx)
 	if err != nil {
 		return nil, err
 	}
-	recorded, err := e.config.Grants.Records(ctx)
-	if err != nil {
-		return nil, err
-	}
-	ring, err := t.keyringFor(ctx, all)
+	ring, err := t.keyringFor(ctx, s.volumes)
 	if err != nil {
 		return nil, err
 	}
@@ -102,12 +112,9 @@ func (e *Engine) compareEach(ctx context.Context, t *target) (failed map[volume.
 	var volumes errgroup.Group
 	volumes.SetLimit(parallelRequests)
 	owned := map[string]bool{}
-	for _, r := range all {
-		if r.Target != t.Name || r.UUID == "" {
-			continue
-		}
+	for _, r := range s.at(t.Name) {
 		owned[r.nqn()] = true
-		grants := recorded.Admitted(r.id())
+		grants := s.Admitted(r.id())
 		volumes.Go(func() (err error) {
 			if r.isVolume() && t.differs(seen, ring, r, e.hostNQNs(r, clientsOf(grants))) {
 				err = e.repair(ctx, r.id())
@@ -126,7 +133,7 @@ func (e *Engine) compareEach(ctx context.Context, t *target) (failed map[volume.
 	if hasRestarted(seen, owned) {
 		t.unswept.Store(true) // lvols are perhaps lost
 	}
-	return failed, e.noteUnknown(ctx, t, seen, owned)
+	return failed, e.noteUnknown(ctx, t, seen, owned, s.compared[t.Name])
 }
 
 // hasRestarted reports whether none of the recorded exports is left.
@@ -234,7 +241,7 @@ func (e *Engine) learn(ctx context.Context, t *target, r record, admitted []volu
 // noteUnknown notes the subsystems with the names of volumes that no record has,
 // and that are not of another release. They are left alone, also without an lvol:
 // the records do not say to whom they belong.
-func (e *Engine) noteUnknown(ctx context.Context, t *target, seen map[string]rpc.Subsystem, owned map[string]bool) error {
+func (e *Engine) noteUnknown(ctx context.Context, t *target, seen map[string]rpc.Subsystem, owned map[string]bool, noted bool) error {
 	var foreign []string
 	known := true
 	for _, nqn := range slices.Sorted(maps.Keys(seen)) {
@@ -250,27 +257,18 @@ func (e *Engine) noteUnknown(ctx context.Context, t *target, seen map[string]rpc
 	}
 	t.foreign = foreign
 	t.mu.Unlock()
+	if noted == known {
+		return nil
+	}
 	return e.noteCompared(ctx, t, known)
 }
 
 // noteCompared records whether all exports of a target have records.
 func (e *Engine) noteCompared(ctx context.Context, t *target, known bool) error {
-	noted, err := e.isCompared(ctx, t) // another controller can have changed it
-	if err != nil || noted == known {
-		return err
-	}
 	return e.config.Database.Update(ctx, func(tx *store.Tx) error {
 		if known {
 			return compared().Put(tx, t.Name, struct{}{})
 		}
 		return compared().Delete(tx, t.Name)
 	})
-}
-
-func (e *Engine) isCompared(ctx context.Context, t *target) (is bool, err error) {
-	err = e.config.Database.View(ctx, func(tx *store.Tx) error {
-		_, is, err = compared().Get(tx, t.Name)
-		return err
-	})
-	return is, err
 }

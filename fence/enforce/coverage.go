@@ -120,7 +120,9 @@ func describe(l volume.Listener) string {
 func (e *Enforcer) Coverage(ctx context.Context, blocks []netip.Prefix, onlyLocal bool) ([]volume.Coverage, error) {
 	var err error
 	if len(blocks) == 0 {
-		blocks, err = e.desired(ctx)
+		var desired volume.FenceSet
+		desired, err = e.desired(ctx)
+		blocks = desired.Blocks
 	} else if network, failed := e.config.Network(ctx); failed == nil {
 		err = request.CheckReach(plan.Request{Blocks: blocks}, network)
 	} else {

@@ -30,10 +30,10 @@ func (e *Enforcer) Restore(ctx context.Context) error {
 			continue
 		}
 		all.add(l.Name, func() error {
-			if err := e.apply(ctx, l, desired); err != nil {
+			if err := e.apply(ctx, l, desired.Blocks); err != nil {
 				return err
 			}
-			return e.verifyHeld(ctx, l, desired)
+			return e.verifyHeld(ctx, l, desired.Blocks)
 		})
 	}
 	if err := all.wait(); err != nil {
@@ -111,8 +111,8 @@ func (e *Enforcer) checkLocal(ctx context.Context, l *local) error {
 }
 
 func (e *Enforcer) repair(ctx context.Context, l *local) (desired []netip.Prefix, err error) {
-	err = e.exclusive(ctx, l, e.config.Bounds.Block, func(ctx context.Context, now []netip.Prefix) error {
-		desired = now
+	err = e.exclusive(ctx, l, e.config.Bounds.Block, func(ctx context.Context, now volume.FenceSet) error {
+		desired = now.Blocks
 		held, err := l.Fencer.Held(ctx)
 		switch {
 		case err != nil:
@@ -124,7 +124,7 @@ func (e *Enforcer) repair(ctx context.Context, l *local) (desired []netip.Prefix
 		// Another program has caused a difference to the last Apply; one only
 		// to the record is a call in flight.
 		applied, known := l.applied, l.known
-		err = e.applyLocked(ctx, l, desired, desired)
+		err = e.applyLocked(ctx, l, now, desired)
 		// Storage that does not answer was not changed.
 		_, silent := errors.AsType[*volume.NotEnforced](err)
 		if known && !silent && !slices.Equal(held, applied) {

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/ledger"
@@ -27,8 +26,13 @@ type local struct {
 	servers atomic.Pointer[volume.Coverage] // last read, of servers only; nil: not yet, or no coverer
 }
 
-// exclusive calls fn with the ledger's desired blocks.
-func (e *Enforcer) exclusive(ctx context.Context, l *local, bound time.Duration, fn func(ctx context.Context, desired []netip.Prefix) error) error {
+// prover is a Fencer whose Apply returns nil only after it has read back, from what
+// enforces the fences, that they are in force and that no session of a client in the
+// set is left. A fence of it needs no further calls.
+type prover interface{ ProvesFences() }
+
+// exclusive calls fn with the ledger's desired set.
+func (e *Enforcer) exclusive(ctx context.Context, l *local, bound time.Duration, fn func(ctx context.Context, desired volume.FenceSet) error) error {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	select {
@@ -46,19 +50,15 @@ func (e *Enforcer) exclusive(ctx context.Context, l *local, bound time.Duration,
 
 // apply applies the desired blocks. Its error concerns the given blocks.
 func (e *Enforcer) apply(ctx context.Context, l *local, blocks []netip.Prefix) error {
-	return e.exclusive(ctx, l, e.config.Bounds.Block, func(ctx context.Context, desired []netip.Prefix) error {
+	return e.exclusive(ctx, l, e.config.Bounds.Block, func(ctx context.Context, desired volume.FenceSet) error {
 		return e.applyLocked(ctx, l, desired, blocks)
 	})
 }
 
-func (e *Enforcer) applyLocked(ctx context.Context, l *local, desired, blocks []netip.Prefix) error {
-	clients, err := e.ledger.ClientsIn(ctx, desired)
-	if err != nil {
-		return err
-	}
-	err = l.Fencer.Apply(ctx, volume.FenceSet{Blocks: desired, Clients: clients})
+func (e *Enforcer) applyLocked(ctx context.Context, l *local, desired volume.FenceSet, blocks []netip.Prefix) error {
+	err := l.Fencer.Apply(ctx, desired)
 	if err == nil {
-		l.applied, l.known = desired, true
+		l.applied, l.known = desired.Blocks, true
 		return nil
 	}
 	l.known = false // either set can be in force
@@ -69,15 +69,24 @@ func (e *Enforcer) applyLocked(ctx context.Context, l *local, desired, blocks []
 			return nil
 		}
 	}
-	return errs.Errorf(errs.Unavailable, "apply %d fenced blocks: %w", len(desired), err)
+	return errs.Errorf(errs.Unavailable, "apply %d fenced blocks: %w", len(desired.Blocks), err)
 }
 
-func (e *Enforcer) desired(ctx context.Context) ([]netip.Prefix, error) {
-	fences, err := e.ledger.Fences(ctx)
+// desired reads the set of one moment.
+func (e *Enforcer) desired(ctx context.Context) (volume.FenceSet, error) {
+	recorded, err := e.ledger.Records(ctx)
 	if err != nil {
-		return nil, err
+		return volume.FenceSet{}, err
 	}
-	return plan.Desired(fences)
+	blocks, err := cidr.Merge(recorded.Fenced)
+	if err != nil {
+		return volume.FenceSet{}, err
+	}
+	set, err := cidr.Set(blocks)
+	if err != nil {
+		return volume.FenceSet{}, err
+	}
+	return volume.FenceSet{Blocks: blocks, Clients: recorded.ClientsIn(set.Contains)}, nil
 }
 
 // endSessions ends sessions, and waits until their I/O has completed or was
@@ -172,7 +181,7 @@ func (e *Enforcer) verifyHeld(ctx context.Context, l *local, blocks []netip.Pref
 // stay fenced. It is one step: of two calls that lift blocks, one must not take
 // what the other has recorded, and not applied yet, for its own failure.
 func (e *Enforcer) applyLifted(ctx context.Context, l *local, blocks []netip.Prefix) error {
-	return e.exclusive(ctx, l, e.config.Bounds.Block+e.config.Bounds.Verify, func(ctx context.Context, desired []netip.Prefix) error {
+	return e.exclusive(ctx, l, e.config.Bounds.Block+e.config.Bounds.Verify, func(ctx context.Context, desired volume.FenceSet) error {
 		bounded, cancel := context.WithTimeout(ctx, e.config.Bounds.Block)
 		defer cancel()
 		if err := e.applyLocked(bounded, l, desired, nil); err != nil {
@@ -183,7 +192,7 @@ func (e *Enforcer) applyLifted(ctx context.Context, l *local, blocks []netip.Pre
 		if err != nil {
 			return errs.Errorf(errs.Unavailable, "read back the fenced blocks: %w", err)
 		}
-		open, err := cidr.Missing(desired, blocks)
+		open, err := cidr.Missing(desired.Blocks, blocks)
 		if err != nil {
 			return err
 		}
