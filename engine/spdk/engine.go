@@ -64,7 +64,7 @@ type Engine struct {
 	// answerTime is for targets whose answer the call can do without, enforceTime
 	// for the export of one volume, zeroTime for a call that waits for zeros.
 	answerTime, enforceTime, zeroTime time.Duration
-	tookOver                          time.Time // see takeOverTime
+	tookOver                          chan struct{} // closed takeOverTime after the start
 }
 
 var (
@@ -102,7 +102,10 @@ func New(c Config) (*Engine, error) {
 	if len(c.Targets)+len(c.Retired) == 0 {
 		return nil, errs.Errorf(errs.Invalid, "no SPDK target is configured")
 	}
-	e := &Engine{config: c, targets: map[string]*target{}, answerTime: 5 * time.Second, enforceTime: time.Minute, zeroTime: time.Minute, tookOver: time.Now().Add(takeOverTime)}
+	e := &Engine{config: c, targets: map[string]*target{}, answerTime: 5 * time.Second, enforceTime: time.Minute, zeroTime: time.Minute}
+	tookOver := make(chan struct{})
+	time.AfterFunc(takeOverTime, func() { close(tookOver) })
+	e.tookOver = tookOver
 	for _, t := range c.Targets {
 		switch {
 		case checkTargetName(t.Name) != nil:

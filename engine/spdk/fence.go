@@ -298,15 +298,16 @@ const (
 // takeOver waits until the requests of an earlier controller have arrived. again: they
 // can have changed what the targets show.
 func (e *Engine) takeOver(ctx context.Context) (again bool, err error) {
-	rest := time.Until(e.tookOver)
-	if rest <= 0 {
+	select {
+	case <-e.tookOver:
 		return false, nil
+	default:
 	}
 	select {
-	case <-time.After(rest):
+	case <-e.tookOver:
 		return true, nil
 	case <-ctx.Done():
-		return false, errs.Errorf(errs.Unavailable, "requests of an earlier controller can still arrive for %s: %w", time.Until(e.tookOver).Round(time.Second), context.Cause(ctx))
+		return false, errs.Errorf(errs.Unavailable, "a request of an earlier controller can arrive until %s after the start of this one: %w", takeOverTime, context.Cause(ctx))
 	}
 }
 

@@ -118,7 +118,8 @@ func (r *rig) engine(change ...func(*Config)) *Engine {
 		f(&c)
 	}
 	e := testkit.Value(New(c))(r.t)
-	e.tookOver = time.Time{} // no other controller has admitted a client before
+	e.tookOver = make(chan struct{})
+	close(e.tookOver) // no other controller has admitted a client before
 	return e
 }
 

@@ -1,0 +1,149 @@
+package spdk
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/fence/plan"
+	"github.com/cleatproject/cleat/internal/configmap"
+	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/internal/store"
+	rpc "github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/kubeapi"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// inConfigMap returns an engine whose state is in a ConfigMap.
+func (r *rig) inConfigMap() (*Engine, *kubeapi.Server) {
+	r.t.Helper()
+	api := kubeapi.New(r.t, kubeapi.ConfigMaps())
+	return r.engine(func(c *Config) {
+		object := testkit.Value(configmap.New(configmap.Config{Kubeconfig: api.Kubeconfig(r.t), Namespace: kubeapi.ConfigMaps().Namespace, Name: "state"}))(r.t)
+		db := testkit.Value(store.OpenShared(testkit.Context(r.t), "state", object, StoreOptions()))(r.t)
+		c.Database, c.Grants = db, ledger.New(db)
+	}), api
+}
+
+// Each read is of the whole state, up to 1 MiB.
+func TestStateRequestsOfFence(t *testing.T) {
+	for _, targets := range []int{1, 4} {
+		names := []string{"one", "two", "three", "four"}[:targets]
+		r := newRig(t, names...)
+		e, api := r.inConfigMap()
+		ctx := testkit.Context(t)
+		const clients = 3
+		blocks := plan.Request{Owner: volume.FenceOwner{Digest: "a"}}
+		for i := range clients {
+			addr := fmt.Sprintf("192.0.2.%d", i+1)
+			blocks.Blocks = append(blocks.Blocks, block(addr+"/32").Blocks...)
+			for on := range names {
+				req := request(fmt.Sprintf("v%d-%d", i, on), volume.Source{})
+				req.Parameters = map[string]string{keyTarget: targetName(on)}
+				v := testkit.Value(e.Create(ctx, req))(t)
+				publish(t, e, v.ID, node(fmt.Sprint("n", i), addr))
+				r.mustConnect(v, access.HostNQN(fmt.Sprint("n", i)), addr)
+			}
+		}
+		for _, target := range e.order {
+			testkit.Must(t, e.compare(ctx, target))
+		}
+		f := enforcer(t, e)
+		for name, request := range map[string]plan.Request{"one block": block("192.0.2.1/32"), "all blocks": blocks} {
+			gets, puts := api.Count("get"), api.Count("update")
+			testkit.Must(t, f.Fence(ctx, request))
+			if gets, puts = api.Count("get")-gets, api.Count("update")-puts; gets > 4 || puts > 2 {
+				t.Errorf("%s at %d targets: %d reads and %d writes of the state, want at most 4 and 2", name, targets, gets, puts)
+			}
+			testkit.Must(t, f.Unfence(ctx, request))
+			for _, target := range e.order {
+				testkit.Must(t, e.compare(ctx, target))
+			}
+		}
+	}
+}
+
+// A state that is too large for another volume has space for the fence of each client,
+// and for the end of each grant.
+func TestFullState(t *testing.T) {
+	r := newRig(t, "one")
+	e, _ := r.inConfigMap()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	publish(t, e, v.ID, node("n1", "192.0.2.1"))
+	publish(t, e, v.ID, node("n2", "192.0.2.2"))
+	filler := store.Bucket[string]{Name: "filler"}
+	for i := 0; e.config.Database.Spare(ctx) == nil; i++ {
+		var noise strings.Builder // which is not compressed
+		for range 2000 {
+			noise.WriteString(uuid.NewString())
+		}
+		testkit.Must(t, e.config.Database.Update(ctx, func(tx *store.Tx) error { return filler.Put(tx, fmt.Sprint(i), noise.String()) }))
+	}
+	wantKind(t, testkit.Err(e.Create(ctx, request("another", volume.Source{}))), "a volume without space for its record", errs.Exhausted)
+	testkit.Must(t, enforcer(t, e).Fence(ctx, block("192.0.2.1/32")), revoke(ctx, e, v.ID, "n2"))
+	r.refused(v, access.HostNQN("n1"))
+	r.refused(v, access.HostNQN("n2"))
+}
+
+// While the state cannot be read no client is admitted, and no fence is confirmed.
+func TestUnreadableState(t *testing.T) {
+	r := newRig(t, "one")
+	e, api := r.inConfigMap()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	testkit.Must(t, e.compare(ctx, e.order[0]), grant(t, e, v.ID, node("n1", "192.0.2.1")))
+	api.Refuse(500)
+	for what, err := range map[string]error{
+		"publish": e.Enforce(ctx, v.ID), "comparison": e.compare(ctx, e.order[0]), "fence": e.Apply(ctx, volume.FenceSet{Blocks: block("192.0.2.9/32").Blocks}),
+	} {
+		wantKind(t, err, what+" without the state", errs.Unavailable)
+	}
+	r.refused(v, access.HostNQN("n1"))
+	api.Refuse(0)
+	testkit.Must(t, e.Enforce(ctx, v.ID))
+	r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1")
+}
+
+// A controller that was replaced has read the records before the fence, and its request
+// to admit the client arrives after its end. The next one waits for that, once.
+func TestFenceAfterTakeOver(t *testing.T) {
+	r := newRig(t, "one")
+	old := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, old, "v", volume.Source{})
+	testkit.Must(t, old.compare(ctx, old.order[0]), grant(t, old, v.ID, node("n1", "192.0.2.1")))
+	next := r.engine()
+	arrived := make(chan struct{})
+	next.tookOver = arrived
+	r.targets[0].Forget()
+	fenced := make(chan error, 1)
+	go func() { fenced <- enforcer(t, next).Fence(ctx, block("192.0.2.1/32")) }()
+	testkit.Eventually(t, "the fence has read the target", func() bool { return r.targets[0].Counts()["nvmf_subsystem_get_qpairs"] > 0 })
+	testkit.Must(t, r.client(0).AddHost(ctx, nqnOf(r.uuid(v)), access.HostNQN("n1"), rpc.HostKeys{}))
+	s := r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1")
+	close(arrived)
+	testkit.Must(t, <-fenced)
+	if s.Alive() {
+		t.Error("the fence is confirmed, and a session of the client is alive")
+	}
+	r.refused(v, access.HostNQN("n1"))
+	testkit.Must(t, enforcer(t, next).Fence(ctx, block("192.0.2.9/32")))
+}
+
+// The records have to say whom to admit when the target gets the request, not an age ago.
+func TestAdmissionAfterOldRead(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	x := export{engine: e, target: e.order[0], record: testkit.Value(e.find(ctx, v.ID))(t)} // read in the year 1
+	err := x.apply(ctx, []string{access.HostNQN("n1")})
+	wantKind(t, err, "an admission by an old read", errs.Unavailable)
+	r.refused(v, access.HostNQN("n1"))
+}
