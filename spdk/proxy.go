@@ -14,15 +14,31 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 	"unicode/utf16"
 	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
 )
 
 // proxyConnectTimeout bounds the TCP and the TLS handshake with a proxy.
 const proxyConnectTimeout = 10 * time.Second
+
+// DeliveryTimeout is when the kernel gives up a connection to a proxy that does not
+// acknowledge what was sent: a request that is not delivered by then is lost, also
+// after the end of this process.
+const DeliveryTimeout = 5 * time.Second
+
+func boundDelivery(_, _ string, c syscall.RawConn) error {
+	var failed error
+	err := c.Control(func(fd uintptr) {
+		failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(DeliveryTimeout.Milliseconds()))
+	})
+	return errors.Join(err, failed)
+}
 
 // proxy sends requests through SPDK's rpc_http_proxy.py. Each request has its
 // own connection: the script serves one connection at a time, and an idle one
@@ -35,7 +51,7 @@ type proxy struct {
 }
 
 func newProxy(c Config, m *metrics) *proxy {
-	dialer := &net.Dialer{Timeout: proxyConnectTimeout}
+	dialer := &net.Dialer{Timeout: proxyConnectTimeout, Control: boundDelivery}
 	return &proxy{
 		config:  c,
 		closing: make(chan struct{}),

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/test/testkit"
@@ -43,6 +44,19 @@ func httpEcho(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%d,"result":%s}`+"\n", q.ID, q.Params)
+}
+
+// A request that does not reach the proxy's machine in time never does.
+func TestDeliveryIsBounded(t *testing.T) {
+	client, server := throughHTTP(t, Config{}, httpEcho)
+	conn := testkit.Value(client.proxy.transport.DialContext(t.Context(), "tcp", server.Listener.Addr().String()))(t)
+	defer conn.Close()
+	raw := testkit.Value(conn.(*proxyConn).Conn.(*net.TCPConn).SyscallConn())(t)
+	testkit.Must(t, raw.Control(func(fd uintptr) {
+		if ms := testkit.Value(unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT))(t); ms != 5000 {
+			t.Errorf("TCP_USER_TIMEOUT is %d ms, want 5000", ms)
+		}
+	}))
 }
 
 func TestHTTPRequest(t *testing.T) {

@@ -288,11 +288,10 @@ func (f *fencing) result(all []netip.Prefix) error {
 // takeOverTime after its start, a controller proves no fence: until then a request of
 // the one that it has replaced can admit a client. Such a request is sent at most
 // admitTime after the records were read, and lost if the target has not got it
-// sentTime later.
+// within the time for its delivery.
 const (
-	takeOverTime = admitTime + sentTime
+	takeOverTime = admitTime + rpc.DeliveryTimeout
 	admitTime    = 10 * time.Second
-	sentTime     = 5 * time.Second
 )
 
 // takeOver waits until the requests of an earlier controller have arrived. again: they
