@@ -49,7 +49,7 @@ func sabotages() []sabotage {
 			name: "the record of a deleted volume is not removed",
 			left: []workload.Replacement{{
 				File: "engine/spdk/delete.go",
-				Old:  "Hit(\"delete.deleted\")\n\treturn e.drop(ctx, r)", New: "Hit(\"delete.deleted\")\n\treturn nil",
+				Old:  "Hit(\"delete.deleted\")\n\treturn e.dropDeleted(ctx, t, r)", New: "Hit(\"delete.deleted\")\n\treturn nil",
 			}},
 			kills: "delete", symptom: "the database still has records of [\"base\"",
 		},

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/store"
 	rpc "github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/testkit/kubeapi"
 	"github.com/cleatproject/cleat/volume"
@@ -145,5 +147,49 @@ func TestAdmissionAfterOldRead(t *testing.T) {
 	x := export{engine: e, target: e.order[0], record: testkit.Value(e.find(ctx, v.ID))(t)} // read in the year 1
 	err := x.apply(ctx, []string{access.HostNQN("n1")})
 	wantKind(t, err, "an admission by an old read", errs.Unavailable)
+	r.refused(v, access.HostNQN("n1"))
+}
+
+// A publish of another client holds the lock of the volume when the fence begins: what
+// it records and admits stays.
+func TestFenceAfterPublishOfAnother(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	publish(t, e, v.ID, node("n1", "192.0.2.1"))
+	testkit.Must(t, e.compare(ctx, e.order[0]))
+	reads := &counted{Database: e.config.Database}
+	e.config.Database = reads
+	unlock := testkit.Value(e.lock(ctx, volumeKey(v.Name)))(t)
+	fenced := make(chan error, 1)
+	f := enforcer(t, e)
+	go func() { fenced <- f.Fence(ctx, block("192.0.2.1/32")) }()
+	testkit.Eventually(t, "the fence has read the records", func() bool { return reads.views.Load() > 0 })
+	testkit.Must(t, grant(t, e, v.ID, node("n2", "192.0.2.2")), e.enforce(ctx, testkit.Value(e.find(ctx, v.ID))(t), false))
+	s := r.mustConnect(v, access.HostNQN("n2"), "192.0.2.2")
+	unlock()
+	testkit.Must(t, <-fenced)
+	if !s.Alive() {
+		t.Error("the session of another client has ended")
+	}
+	r.refused(v, access.HostNQN("n1"))
+}
+
+// The host comes back on the list between its removal and the proof, which reads it.
+func TestFenceReadsBack(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	publish(t, e, v.ID, node("n1", "192.0.2.1"))
+	testkit.Must(t, e.compare(ctx, e.order[0]))
+	r.targets[0].Forget()
+	r.targets[0].Inject(spdktest.Fault{Method: "nvmf_subsystem_get_controllers", Times: 1, Wait: time.Second})
+	fenced := make(chan error, 1)
+	f := enforcer(t, e)
+	go func() { fenced <- f.Fence(ctx, block("192.0.2.1/32")) }()
+	testkit.Eventually(t, "the host is removed", func() bool { return r.targets[0].Counts()["nvmf_subsystem_get_controllers"] > 0 })
+	testkit.Must(t, r.client(0).AddHost(ctx, nqnOf(r.uuid(v)), access.HostNQN("n1"), rpc.HostKeys{}), <-fenced)
 	r.refused(v, access.HostNQN("n1"))
 }
