@@ -23,8 +23,8 @@ import (
 // why:
 //
 //   - The fences are recorded before Apply begins, and no grant of a fenced client is
-//     recorded afterwards. So who reads the records afterwards admits no such client.
-//   - Who has read them before can still admit one. In this process, such a call holds
+//     recorded afterwards. So a process that reads the records afterwards admits no such client.
+//   - One that has read them before can still admit one. In this process, such a call holds
 //     the lock of the volume: Apply has had these locks, and reads records and targets
 //     after that. A process that was replaced by this one sends no request later than
 //     takeOverTime after this one has started: before that, nothing is proved.
@@ -73,7 +73,7 @@ func (e *Engine) Apply(ctx context.Context, desired volume.FenceSet) error {
 		if f.state, err = e.state(ctx); err != nil {
 			return err
 		}
-		if len(f.state.Fenced) == 0 { // who was fenced is admitted again
+		if len(f.state.Fenced) == 0 { // clients of lifted fences are admitted again
 			e.wakeAll()
 			return nil
 		}
@@ -320,7 +320,7 @@ func (e *Engine) observe(ctx context.Context, t *target, s state) (o observed, e
 	}
 	var ids []volume.ID
 	for _, r := range s.at(t.Name) {
-		if _, exported := o.exports[r.nqn()]; exported && (r.hasStrangers() || len(s.Of(r.id())) > 0) {
+		if _, exported := o.exports[r.nqn()]; exported && (r.hasUnrecordedHosts() || len(s.Of(r.id())) > 0) {
 			ids = append(ids, r.id())
 		}
 	}

@@ -55,20 +55,20 @@ func (s state) at(target string) (all []record) {
 	return all
 }
 
-// hasStrangers reports whether hosts without a grant can have sessions.
-func (r record) hasStrangers() bool { return r.Evicting || len(r.Hosts) > 0 }
+// hasUnrecordedHosts reports whether hosts without a grant can have sessions.
+func (r record) hasUnrecordedHosts() bool { return r.Evicting || len(r.Hosts) > 0 }
 
 // isConcerned reports whether a volume has, or perhaps has, a client that fences
 // shut out.
 func (s state) isConcerned(r record) bool {
-	return r.hasStrangers() || slices.ContainsFunc(s.Of(r.id()), func(g volume.RecordedGrant) bool { return len(g.Fenced) > 0 })
+	return r.hasUnrecordedHosts() || slices.ContainsFunc(s.Of(r.id()), func(g volume.RecordedGrant) bool { return len(g.Fenced) > 0 })
 }
 
 // waiting returns the blocks that are not proved while a target is not: those with a
 // client of its volumes, or all if it perhaps has clients that no record names, or
 // one without a known address, as a DPU that was not seen connected yet.
 func (s state) waiting(target string, all []netip.Prefix) (blocks []netip.Prefix) {
-	unknown := func(r record) bool { return r.Target == target && r.hasStrangers() }
+	unknown := func(r record) bool { return r.Target == target && r.hasUnrecordedHosts() }
 	if !s.compared[target] || slices.ContainsFunc(s.volumes, unknown) {
 		return all
 	}

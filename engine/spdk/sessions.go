@@ -105,7 +105,7 @@ func (e *Engine) Sessions(ctx context.Context, blocks []netip.Prefix) (all []vol
 	}
 	hosts := map[volume.ID][]string{} // of clients in the blocks
 	for _, r := range s.volumes {
-		if r.hasStrangers() {
+		if r.hasUnrecordedHosts() {
 			hosts[r.id()] = append(hosts[r.id()], anyHost)
 		}
 	}
