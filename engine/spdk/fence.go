@@ -68,7 +68,7 @@ func (e *Engine) Apply(ctx context.Context, desired volume.FenceSet) error {
 		}
 	}()
 	for range maxFenceRounds {
-		read := time.Now()
+		read, tookOver := time.Now(), e.hasTakenOver() // before the targets are read
 		var err error
 		if f.state, err = e.state(ctx); err != nil {
 			return err
@@ -84,9 +84,10 @@ func (e *Engine) Apply(ctx context.Context, desired volume.FenceSet) error {
 		if f.act(ctx, read) {
 			continue
 		}
-		if again, err := e.takeOver(ctx); err != nil {
-			return &volume.NotEnforced{Blocks: desired.Blocks, Err: err}
-		} else if again {
+		if !tookOver {
+			if err := e.takeOver(ctx); err != nil {
+				return &volume.NotEnforced{Blocks: desired.Blocks, Err: err}
+			}
 			continue
 		}
 		return f.result(desired.Blocks)
@@ -294,19 +295,23 @@ const (
 	admitTime    = 10 * time.Second
 )
 
-// takeOver waits until the requests of an earlier controller have arrived. again: they
-// can have changed what the targets show.
-func (e *Engine) takeOver(ctx context.Context) (again bool, err error) {
+// takeOver waits until the requests of an earlier controller have arrived. They can
+// have changed what the targets show: they are to be read again.
+func (e *Engine) takeOver(ctx context.Context) error {
 	select {
 	case <-e.tookOver:
-		return false, nil
-	default:
-	}
-	select {
-	case <-e.tookOver:
-		return true, nil
+		return nil
 	case <-ctx.Done():
-		return false, errs.Errorf(errs.Unavailable, "a request of an earlier controller can arrive until %s after the start of this one: %w", takeOverTime, context.Cause(ctx))
+		return errs.Errorf(errs.Unavailable, "a request of an earlier controller can arrive until %s after the start of this one: %w", takeOverTime, context.Cause(ctx))
+	}
+}
+
+func (e *Engine) hasTakenOver() bool {
+	select {
+	case <-e.tookOver:
+		return true
+	default:
+		return false
 	}
 }
 
