@@ -3,6 +3,7 @@
 package ceph
 
 import (
+	"cmp"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -23,7 +24,10 @@ func (e *Engine) adopt(id volume.ID, h handle) (*image, error) {
 	}
 	journal, err := p.io.GetOmapValues(csiVolumePrefix+h.uuid, "", "", journalLimit)
 	if is(err, notFound) {
-		return nil, noVolume(id)
+		return nil, cmp.Or(p.notInNamespace("volume "+string(id), func(p *pool) (bool, error) {
+			_, err := p.io.Stat(csiVolumePrefix + h.uuid)
+			return err == nil, explain(ignoreMissing(err), "look up ceph-csi's record of volume %s", id)
+		}), noVolume(id))
 	}
 	if err != nil {
 		return nil, explain(err, "read ceph-csi's record of volume %s", id)

@@ -57,6 +57,7 @@ type pool struct {
 	name      string
 	id        int64
 	namespace string
+	rados     *rados.Conn
 	io        *rados.IOContext
 }
 
@@ -139,7 +140,7 @@ func (c *Connection) connected(user cephconf.Credentials, err error) error {
 
 // openPool opens a pool, in a namespace.
 func (c *Connection) openPool(name, namespace string) (p *pool, err error) {
-	p = &pool{cluster: c.cluster.ID, name: name, namespace: namespace}
+	p = &pool{cluster: c.cluster.ID, name: name, namespace: namespace, rados: c.rados}
 	if p.io, err = c.rados.OpenIOContext(name); err != nil {
 		return nil, explain(err, "open pool %s of Ceph cluster %s", errs.Quote(name), c.cluster.ID)
 	}

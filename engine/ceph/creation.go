@@ -3,10 +3,12 @@
 package ceph
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/ceph/go-ceph/rbd"
@@ -100,7 +102,7 @@ func (e *Engine) missing(p *pool, v volumeID) error {
 		return err
 	}
 	if exists, err := p.hasID(v.image); err != nil || !exists {
-		return err
+		return cmp.Or(err, p.notInNamespace("volume "+v.String(), hasImage(v.image)))
 	}
 	deleted, err := p.inspect(deletedName(v.image))
 	if is(err, notFound) {
@@ -129,6 +131,41 @@ func (e *Engine) notElsewhere(p *pool, v volumeID) error {
 		}
 		if err == nil && i.record != nil && i.record.Image == v.image {
 			return errs.Errorf(errs.Precondition, "the image of volume %s is %s now, as volume %s: move it back to its pool with rbd, or, if it was mirrored to this cluster, make a PersistentVolume with this id as volumeHandle", v, i.spec(), i.volumeID())
+		}
+	}
+	return nil
+}
+
+func hasImage(id string) func(*pool) (bool, error) {
+	return func(p *pool) (bool, error) { return p.hasID(id) }
+}
+
+// notInNamespace returns nil if no other namespace of the pool has what is missing in
+// this one: ids name the pool only, and the configuration can have had another
+// namespace. What a Ceph user that is limited to some cannot read does not count.
+func (p *pool) notInNamespace(what string, has func(*pool) (bool, error)) error {
+	names, err := rbd.NamespaceList(p.io)
+	if is(err, syscall.EPERM, syscall.EACCES) {
+		return nil
+	}
+	if err != nil {
+		return explain(err, "list the namespaces of pool %s", p.name)
+	}
+	others := slices.DeleteFunc(append(names, ""), func(name string) bool { return name == p.namespace })
+	for _, name := range others {
+		other := &pool{cluster: p.cluster, name: p.name, id: p.id, namespace: name}
+		if other.io, err = p.rados.OpenIOContext(p.name); err != nil {
+			return explain(err, "open pool %s", p.name)
+		}
+		other.io.SetNamespace(name)
+		exists, err := has(other)
+		other.io.Destroy()
+		switch {
+		case is(err, syscall.EPERM, syscall.EACCES):
+		case err != nil:
+			return err
+		case exists:
+			return errs.Errorf(errs.Precondition, "%s is in namespace %q of pool %s, and radosNamespace of the configuration is %q; set it to that namespace, or use a driver that has it", what, name, p.name, p.namespace)
 		}
 	}
 	return nil

@@ -3,6 +3,7 @@
 package ceph
 
 import (
+	"cmp"
 	"encoding/json"
 
 	"github.com/cleatproject/cleat/errs"
@@ -92,7 +93,10 @@ func (e *Engine) group(id groupID) (groupRecord, error) {
 		return groupRecord{}, err
 	}
 	if r == nil || found != id {
-		return groupRecord{}, noGroup(id.String())
+		return groupRecord{}, cmp.Or(p.notInNamespace("group "+id.String(), func(p *pool) (bool, error) {
+			found, r, err := p.groupWith(id.hash)
+			return r != nil && found == id, err
+		}), noGroup(id.String()))
 	}
 	return *r, nil
 }

@@ -161,7 +161,7 @@ func (e *Engine) findSnapshot(id volume.SnapshotID) (*image, snapshot, error) {
 	}
 	i, err := e.imageWithID(p, s.image)
 	if is(err, notFound) || errs.KindOf(err) == errs.NotFound {
-		return nil, snapshot{}, missing
+		return nil, snapshot{}, cmp.Or(p.notInNamespace("snapshot "+string(id), hasImage(s.image)), missing)
 	}
 	if err != nil {
 		return nil, snapshot{}, err
