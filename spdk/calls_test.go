@@ -212,6 +212,30 @@ func TestCalls(t *testing.T) {
 				return ok(c.AddHost(ctx, "n", "h", HostKeys{Host: "k", Target: "t"}))
 			}, "nvmf_subsystem_add_host", `{"nqn":"n","host":"h","dhchap_key":"k","dhchap_ctrlr_key":"t"}`, nil,
 		},
+		"admit a host with TLS": {
+			`true`, func(ctx context.Context, c *Client) (any, error) {
+				return ok(c.AddHost(ctx, "n", "h", HostKeys{TLS: "k"}))
+			},
+			"nvmf_subsystem_add_host", `{"nqn":"n","host":"h","psk":"k"}`, nil,
+		},
+		"keep the TLS key of a host": {
+			`true`, func(ctx context.Context, c *Client) (any, error) {
+				return ok(c.SetHostKeys(ctx, "n", "h", HostKeys{TLS: "k"}))
+			},
+			"nvmf_subsystem_set_keys", `{"nqn":"n","host":"h"}`, nil,
+		},
+		"listen with TLS": {
+			`true`, func(ctx context.Context, c *Client) (any, error) {
+				return ok(c.AddListener(ctx, "n", Listener{address, true}))
+			},
+			"nvmf_subsystem_add_listener", `{"nqn":"n","listen_address":{` + trid + `},"secure_channel":true}`, nil,
+		},
+		"listen": {
+			`true`, func(ctx context.Context, c *Client) (any, error) {
+				return ok(c.AddListener(ctx, "n", Listener{address, false}))
+			},
+			"nvmf_subsystem_add_listener", `{"nqn":"n","listen_address":{` + trid + `}}`, nil,
+		},
 		"replace the keys of a host": {
 			`true`, func(ctx context.Context, c *Client) (any, error) {
 				return ok(c.SetHostKeys(ctx, "n", "h", HostKeys{Host: "k"}))

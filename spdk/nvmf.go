@@ -9,12 +9,19 @@ import (
 // Subsystem is an NVMe subsystem that the process exports.
 type Subsystem struct {
 	NQN          string          `json:"nqn"`
-	Listeners    []NVMeAddress   `json:"listen_addresses"`
+	Listeners    []Listener      `json:"listen_addresses"`
 	AllowAnyHost bool            `json:"allow_any_host"`
 	Hosts        []AllowedHost   `json:"hosts"`
 	Serial       string          `json:"serial_number"`
 	Model        string          `json:"model_number"`
 	Namespaces   []SubsystemDisk `json:"namespaces"`
+}
+
+// Listener is an address at which hosts connect to a subsystem. Only Secure sets
+// TLS.
+type Listener struct {
+	NVMeAddress
+	TLS bool `json:"-"`
 }
 
 // AllowedHost is a host on the list of a subsystem.
@@ -24,11 +31,13 @@ type AllowedHost struct {
 }
 
 // HostKeys names the entries of the keyring that authenticate a host, and the
-// target to it, with DH-HMAC-CHAP; empty: none. Releases before 24.05 ignore them
-// in AddHost.
+// target to it, with DH-HMAC-CHAP, and the key of its TLS; empty: none. Releases
+// before 24.05 ignore those of DH-HMAC-CHAP in AddHost. A TLS key is read at that
+// time, and only by transports that exist. Only Secure sets TLS.
 type HostKeys struct {
 	Host   string `json:"dhchap_key,omitempty"`
 	Target string `json:"dhchap_ctrlr_key,omitempty"`
+	TLS    string `json:"psk,omitempty"`
 }
 
 // SubsystemDisk is a namespace of a subsystem. Bdev is its name, the UUID of an
@@ -123,8 +132,10 @@ func (c *Client) AddHost(ctx context.Context, nqn, host string, keys HostKeys) e
 	return c.Do(ctx, "nvmf_subsystem_add_host", keysOfHost{hostOf{byNQN{nqn}, host}, keys})
 }
 
-// SetHostKeys replaces the keys of an admitted host. Its sessions stay.
+// SetHostKeys replaces the keys of an admitted host but that of TLS. Its sessions
+// stay.
 func (c *Client) SetHostKeys(ctx context.Context, nqn, host string, keys HostKeys) error {
+	keys.TLS = ""
 	return c.Do(ctx, "nvmf_subsystem_set_keys", keysOfHost{hostOf{byNQN{nqn}, host}, keys})
 }
 
@@ -155,13 +166,25 @@ func (c *Client) AllowAnyHost(ctx context.Context, nqn string, allow bool) error
 }
 
 // AddListener makes a subsystem reachable. Its error does not say whether the
-// listener exists: read the subsystem.
-func (c *Client) AddListener(ctx context.Context, nqn string, a NVMeAddress) error {
+// listener exists: read the subsystem. All subsystems that listen at an address
+// share its socket, which has TLS if the first one has.
+func (c *Client) AddListener(ctx context.Context, nqn string, l Listener) error {
 	params := struct {
-		byNQN
-		Address NVMeAddress `json:"listen_address"`
-	}{byNQN{nqn}, a}
+		listenerOf
+		TLS bool `json:"secure_channel,omitempty"`
+	}{listenerOf{byNQN{nqn}, l.NVMeAddress}, l.TLS}
 	return c.Do(ctx, "nvmf_subsystem_add_listener", params)
+}
+
+// RemoveListener ends the sessions at an address of a subsystem. Its error does
+// not say whether the listener existed: read the subsystem.
+func (c *Client) RemoveListener(ctx context.Context, nqn string, a NVMeAddress) error {
+	return c.Do(ctx, "nvmf_subsystem_remove_listener", listenerOf{byNQN{nqn}, a})
+}
+
+type listenerOf struct {
+	byNQN
+	Address NVMeAddress `json:"listen_address"`
 }
 
 // SubsystemController is the session of a host.

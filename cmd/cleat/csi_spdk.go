@@ -121,7 +121,8 @@ func (e *spdkEngine) targets(d *csiServer) (targets []spdk.Target, retired []str
 		}
 		d.OnClose(func(context.Context) error { return client.Close() })
 		targets = append(targets, spdk.Target{
-			Name: t.Name, Client: client, Transport: t.Transport, Addresses: t.Addresses, Stores: t.Stores, Forget: t.Forget, Topology: t.Topology,
+			Name: t.Name, Client: client, Transport: t.Transport, Addresses: t.Addresses, TLSAddresses: t.TLSAddresses,
+			Stores: t.Stores, Forget: t.Forget, Topology: t.Topology,
 		})
 	}
 	return targets, retired, nil

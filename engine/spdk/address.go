@@ -18,10 +18,12 @@ func addressOf(transport string, a netip.AddrPort) rpc.NVMeAddress {
 }
 
 func listensOn(s rpc.Subsystem, transport string, at netip.AddrPort) bool {
-	return slices.ContainsFunc(s.Listeners, func(l rpc.NVMeAddress) bool {
-		a, ok := parseAddress(l)
-		return ok && a == at && strings.EqualFold(l.Transport, transport)
-	})
+	return slices.ContainsFunc(s.Listeners, func(l rpc.Listener) bool { return isAt(l.NVMeAddress, transport, at) })
+}
+
+func isAt(l rpc.NVMeAddress, transport string, at netip.AddrPort) bool {
+	a, ok := parseAddress(l)
+	return ok && a == at && strings.EqualFold(l.Transport, transport)
 }
 
 func parseAddress(l rpc.NVMeAddress) (netip.AddrPort, bool) {

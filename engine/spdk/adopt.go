@@ -46,6 +46,9 @@ func (e *Engine) adopt(ctx context.Context, r *record) error {
 		return errs.Errorf(errs.Precondition, "volume %s is exported by another release with the owner %s, and this one is %s; if no other release has it, delete subsystem %s at target %s",
 			r.id(), s.Serial, e.serial(), s.NQN, t.Name)
 	case err == nil:
+		if _, err := t.Client.Secure(ctx, map[string]rpc.Subsystem{s.NQN: s}); err != nil {
+			return t.explain(err, "read the keys of volume %s", r.id())
+		}
 		if err := r.adoptKeys(s); err != nil {
 			return err
 		}

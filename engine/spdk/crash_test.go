@@ -16,6 +16,7 @@ import (
 	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/store"
 	rpc "github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -49,7 +50,7 @@ func runChild(ctx context.Context, w childWork) error {
 func fileConfig(db *store.Store, client *rpc.Client) Config {
 	return Config{
 		Database: db, Grants: ledger.New(db), HostNQN: access.HostNQN,
-		Targets: []Target{{Name: targetName(0), Client: client, Transport: "tcp", Addresses: []netip.AddrPort{targetAddr(0)}}},
+		Targets: []Target{{Name: targetName(0), Client: client, Transport: "tcp", Addresses: []netip.AddrPort{targetAddr(0)}, TLSAddresses: []netip.AddrPort{nextPort(targetAddr(0))}}},
 	}
 }
 
@@ -101,6 +102,7 @@ var crashCases = []struct {
 	}},
 	{"enforce", []string{"export.removed", "export.admitted"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call { return enginetest.Call{Enforce: base.ID} }},
 	{"keys", []string{"export.removed", "export.keyed", "export.admitted"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call { return enginetest.Call{Enforce: base.ID} }},
+	{"tls", []string{"export.plain", "export.removed", "export.keyed", "export.admitted"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call { return enginetest.Call{Enforce: base.ID} }},
 	{"close", []string{"export.closed"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call { return enginetest.Call{Enforce: base.ID} }},
 	{"snapshot", []string{"snapshot.recorded", "snapshot.taken"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call {
 		return enginetest.Call{Snapshot: &volume.SnapshotRequest{Name: "new", Source: base.ID}}
@@ -155,6 +157,10 @@ func prepare(t *testing.T, r *rig, e *Engine, name, point string, work func(volu
 		r.provision("n1", "secret")
 		req.Parameters = map[string]string{keyDHChap: "gold"}
 	}
+	if name == "tls" {
+		r.provision("n1", tlsSecret("n1"))
+		req.Parameters = map[string]string{keyTLS: "gold"}
+	}
 	base := testkit.Value(e.Create(testkit.Context(t), req))(t)
 	s := takeSnap(t, e, "snap", base.ID)
 	if name != "unsnap alone" {
@@ -178,6 +184,12 @@ func prepare(t *testing.T, r *rig, e *Engine, name, point string, work func(volu
 		nqn := base.Locator.(access.NVMe).NQN
 		testkit.Must(t, r.client(0).SetHostKeys(testkit.Context(t), nqn, access.HostNQN("n1"), rpc.HostKeys{}))
 		r.mustConnect(base, access.HostNQN("n1"), "192.0.2.1")
+	}
+	if name == "tls" { // admitted without its key, at an address without TLS
+		nqn := base.Locator.(access.NVMe).NQN
+		testkit.Must(t, r.client(0).RemoveHost(testkit.Context(t), nqn, access.HostNQN("n1")), r.client(0).AddHost(testkit.Context(t), nqn, access.HostNQN("n1"), rpc.HostKeys{}))
+		r.openPlain(base, targetAddr(0))
+		testkit.Value(r.connectAt(base, "n1", targetAddr(0), spdktest.Keys{}))(t)
 	}
 	if name == "close" { // every host was admitted
 		nqn := base.Locator.(access.NVMe).NQN
@@ -250,6 +262,12 @@ func (r *rig) check(e *Engine, name string, base volume.Volume) {
 			r.t.Errorf("the host has %d sessions that began without its key", n)
 		}
 		r.wantKey(base, "n1", "secret")
+	}
+	if name == "tls" {
+		if n := r.network.Controllers(base.Locator.(access.NVMe).NQN)[access.HostNQN("n1")]; n > 0 {
+			r.t.Errorf("the host has %d sessions without TLS", n)
+		}
+		r.wantTLS(base, "n1", tlsSecret("n1"))
 	}
 	if name == "enforce" {
 		if n := r.network.Controllers(base.Locator.(access.NVMe).NQN)[access.HostNQN("n1")]; n > 0 {

@@ -24,7 +24,9 @@ type Target struct {
 	Client    *rpc.Client
 	Transport string           // tcp or rdma
 	Addresses []netip.AddrPort // of the exports
-	Stores    []string         // names of lvol stores for new volumes; empty: all
+	// TLSAddresses are those of volumes that require TLS, and of nothing else.
+	TLSAddresses []netip.AddrPort
+	Stores       []string // names of lvol stores for new volumes; empty: all
 	// Forget has the UUIDs of lvols that are lost for good: what they belonged to can
 	// be deleted.
 	Forget []string
@@ -114,6 +116,8 @@ func New(c Config) (*Engine, error) {
 			return nil, errs.Errorf(errs.Invalid, "two targets have the name %s", t.Name)
 		case len(t.Addresses) == 0:
 			return nil, errs.Errorf(errs.Invalid, "target %s has no address", t.Name)
+		case len(t.TLSAddresses) > 0 && t.Transport != "tcp":
+			return nil, errs.Errorf(errs.Invalid, "target %s has TLS addresses, which only NVMe/TCP has", t.Name)
 		}
 		own := &target{Target: t, wake: make(chan struct{}, 1)}
 		own.unswept.Store(true)

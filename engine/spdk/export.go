@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -63,7 +64,7 @@ func (e *Engine) enforce(ctx context.Context, r record, isNew bool) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.enforceTime)
 	defer cancel()
-	x := export{engine: e, target: t, record: r, read: time.Now(), isNew: isNew}
+	x := export{engine: e, target: t, record: r, readAt: time.Now(), isNew: isNew}
 	var desired []string
 	if !isNew {
 		if desired, err = e.hosts(ctx, r); err != nil {
@@ -135,10 +136,12 @@ type export struct {
 	engine *Engine
 	target *target
 	record record
-	read   time.Time // when the hosts to admit were read
+	readAt time.Time // when the hosts to admit were read
 	ring   keyring   // of the target, if the volume requires keys
 	noKey  error     // of the last apply: hosts that are not admitted without a key
 	isNew  bool
+	// addresses of the last apply; none if a volume that requires TLS cannot have it.
+	addresses []netip.AddrPort
 }
 
 // apply makes the subsystem what it should be. Hosts are removed before others
@@ -171,6 +174,9 @@ func (x *export) apply(ctx context.Context, desired []string) error {
 			return err
 		}
 	}
+	if s, err = x.secure(ctx, s); err != nil {
+		return err
+	}
 	if err := x.admitAll(ctx, s, desired); err != nil {
 		return err
 	}
@@ -201,7 +207,7 @@ func (x *export) apply(ctx context.Context, desired []string) error {
 // deleted the volume.
 func (x *export) readAgain(ctx context.Context) (unchanged, found bool, hosts []string, err error) {
 	var now record
-	x.read = time.Now()
+	x.readAt = time.Now()
 	err = x.engine.config.Database.View(ctx, func(tx *store.Tx) error {
 		if now, found, err = volumes().Get(tx, x.record.Name); err != nil || !found {
 			return err
@@ -360,7 +366,7 @@ var errOldRead = errs.Errorf(errs.Unavailable, "the records were read more than 
 // addHost is bounded by the age of the records that say whom to admit, see
 // takeOverTime.
 func (x *export) addHost(ctx context.Context, nqn, host string, keys rpc.HostKeys) error {
-	ctx, cancel := context.WithDeadlineCause(ctx, x.read.Add(admitTime), errOldRead)
+	ctx, cancel := context.WithDeadlineCause(ctx, x.readAt.Add(admitTime), errOldRead)
 	defer cancel()
 	return x.target.Client.AddHost(ctx, nqn, host, keys)
 }
@@ -389,11 +395,11 @@ func (x *export) remove(ctx context.Context, host string) (others []rpc.Subsyste
 
 // listen adds missing listeners, and the transport if the process is new.
 func (x *export) listen(ctx context.Context, s rpc.Subsystem) error {
-	for _, a := range x.target.Addresses {
+	for _, a := range x.addresses {
 		if listensOn(s, x.target.Transport, a) {
 			continue
 		}
-		address := addressOf(x.target.Transport, a)
+		address := rpc.Listener{NVMeAddress: addressOf(x.target.Transport, a), TLS: x.record.requiresTLS()}
 		failure := x.target.Client.AddListener(ctx, s.NQN, address)
 		if failure == nil {
 			continue
@@ -412,5 +418,5 @@ func (x *export) listen(ctx context.Context, s rpc.Subsystem) error {
 			return errs.Errorf(errs.Unavailable, "listen on %s with %s: check that the machine of the target has this address, and that no other program uses the port: %w", a, address.Transport, failure)
 		}
 	}
-	return nil
+	return x.checkTLS(ctx, s)
 }

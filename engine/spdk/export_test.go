@@ -196,7 +196,7 @@ func testAdopt(t *testing.T, r *rig) {
 	testkit.Must(t,
 		c.Call(ctx, "nvmf_create_subsystem", map[string]any{"nqn": nqn, "allow_any_host": true, "serial_number": "spdkcsi-sn", "model_number": uuid}, nil),
 		c.Call(ctx, "nvmf_subsystem_add_ns", map[string]any{"nqn": nqn, "namespace": map[string]any{"bdev_name": uuid}}, nil),
-		c.AddListener(ctx, nqn, addressOf("tcp", r.endpoints[0].addr)),
+		c.AddListener(ctx, nqn, rpc.Listener{NVMeAddress: addressOf("tcp", r.endpoints[0].addr)}),
 	)
 	id := volumeID(targetName(0), uuid)
 	v := testkit.Value(e.Get(ctx, id))(t)

@@ -244,7 +244,7 @@ func (f *fencing) correct(ctx context.Context, t *fencedTarget, read time.Time) 
 		exports.Go(func() error {
 			ctx, cancel := context.WithTimeout(ctx, f.enforceTime)
 			defer cancel()
-			x := export{engine: f.Engine, target: t.target, record: r, read: read}
+			x := export{engine: f.Engine, target: t.target, record: r, readAt: read}
 			err := x.apply(ctx, f.hostNQNs(r, clientsOf(f.state.Admitted(r.id()))))
 			if errors.Is(err, errLost) {
 				return x.deleteSubsystem(ctx)

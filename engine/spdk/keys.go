@@ -13,10 +13,11 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// A volume with the parameter dhchapKey admits hosts with DH-HMAC-CHAP alone. The
-// parameter, and dhchapCtrlrKey for the authentication of the target, are names
-// that both sides resolve: a node to a file of its key directory, a target to an
-// entry of its keyring for each host. The controller has no key.
+// A volume with the parameter dhchapKey admits hosts with DH-HMAC-CHAP alone, one
+// with tlsKey with TLS alone (tls.go). The parameters, and dhchapCtrlrKey for the
+// authentication of the target, are names that both sides resolve: a node to a file
+// of its key directory, a target to an entry of its keyring for each host. The
+// controller has no key.
 
 // keyEntry is the name of a key in the keyring of a target, which cannot have a
 // host NQN in it: a colon ends the name of a keyring.
@@ -24,7 +25,7 @@ func keyEntry(name, hostNQN string) string { return name + "." + access.HostID(h
 
 // keysOf returns the entries for a host of a volume.
 func (r record) keysOf(hostNQN string) (keys rpc.HostKeys) {
-	for parameter, into := range map[string]*string{keyDHChap: &keys.Host, keyDHChapCtrlr: &keys.Target} {
+	for parameter, into := range map[string]*string{keyDHChap: &keys.Host, keyDHChapCtrlr: &keys.Target, keyTLS: &keys.TLS} {
 		if name := r.Parameters[parameter]; name != "" {
 			*into = keyEntry(name, hostNQN)
 		}
@@ -32,7 +33,7 @@ func (r record) keysOf(hostNQN string) (keys rpc.HostKeys) {
 	return keys
 }
 
-func (r record) requiresKeys() bool { return r.Parameters[keyDHChap] != "" }
+func (r record) requiresKeys() bool { return r.Parameters[keyDHChap] != "" || r.requiresTLS() }
 
 // errNoKey: the keyring of a target lacks a key. The host is not admitted, or is
 // admitted with a key that is gone; other hosts have what the records say.
@@ -72,12 +73,12 @@ func (t *target) keyringFor(ctx context.Context, all []record) (keyring, error) 
 
 // isReplaced reports whether a host with these keys can have a removed one.
 func (ring keyring) isReplaced(keys rpc.HostKeys) bool {
-	return ring[keys.Host].replaced || ring[keys.Target].replaced
+	return ring[keys.Host].replaced || ring[keys.Target].replaced || ring[keys.TLS].replaced
 }
 
 // lacks returns errNoKey if an entry is missing, and how to add it.
 func (ring keyring) lacks(t *target, hostNQN string, keys rpc.HostKeys) error {
-	for _, name := range []string{keys.Host, keys.Target} {
+	for _, name := range []string{keys.Host, keys.Target, keys.TLS} {
 		if name != "" && !ring[name].present {
 			return errs.Errorf(errs.Precondition, "%w: the keyring of target %s has no entry %s for host %s; store the key in a file there, with mode 0600, and call keyring_file_add_key {\"name\": %q, \"path\": \"/…\"} (SPDK 24.09 or newer)", errNoKey, t.Name, name, hostNQN, name)
 		}
@@ -102,6 +103,9 @@ func (ring keyring) other(own rpc.HostKeys) (keys rpc.HostKeys) {
 
 // admitAll admits hosts. One that lacks its key keeps no other from the volume.
 func (x *export) admitAll(ctx context.Context, s rpc.Subsystem, hosts []string) error {
+	if len(x.addresses) == 0 { // without TLS
+		return nil
+	}
 	for _, host := range hosts {
 		if !x.record.requiresKeys() {
 			if err := x.admit(ctx, s, host, rpc.HostKeys{}); err != nil {
@@ -132,30 +136,32 @@ func (x *export) admitWithKeys(ctx context.Context, s rpc.Subsystem, host string
 		}
 		return err
 	}
-	switch {
-	case admitted && have == keys && x.ring.isReplaced(keys):
-		// Sessions stay. The removed key would authenticate none of them again.
-		return x.target.explain(x.target.Client.SetHostKeys(ctx, s.NQN, host, keys), "set the keys of host %s", host)
-	case admitted && have == keys:
-		return nil
-	case admitted:
-		if _, err := x.remove(ctx, host); err != nil {
-			return err
-		}
-	default: // an earlier call has perhaps removed it, and was interrupted
-		sessions, err := x.target.Client.SubsystemControllers(ctx, s.NQN)
+	connected := false
+	if !admitted || x.ring[keys.TLS].replaced {
+		sessions, err := x.sessions(ctx)
 		if err != nil {
 			return err
 		}
-		if slices.ContainsFunc(sessions, func(c rpc.SubsystemController) bool { return c.HostNQN == host }) {
-			if err := x.evict(ctx, s, host); err != nil {
-				return err
-			}
+		connected = slices.ContainsFunc(sessions, func(c rpc.SubsystemController) bool { return c.HostNQN == host })
+	}
+	switch {
+	case admitted && have == keys && (x.ring[keys.Host].replaced || x.ring[keys.Target].replaced):
+		// Sessions stay. The removed key would authenticate none of them again.
+		return x.target.explain(x.target.Client.SetHostKeys(ctx, s.NQN, host, keys), "set the keys of host %s", host)
+	case admitted && have == keys && (connected || !x.ring[keys.TLS].replaced):
+		return nil
+	case admitted: // SPDK reads a TLS key when it adds the host
+		if _, err := x.remove(ctx, host); err != nil {
+			return err
+		}
+	case connected: // an earlier call has perhaps removed it, and was interrupted
+		if err := x.evict(ctx, s, host); err != nil {
+			return err
 		}
 	}
 	failure := x.addHost(ctx, s.NQN, host, keys)
 	crashpoint.Hit("export.keyed")
-	now, err := x.target.Client.Subsystem(ctx, s.NQN)
+	now, err := x.read(ctx)
 	if err != nil {
 		return err
 	}
@@ -169,7 +175,10 @@ func (x *export) admitWithKeys(ctx context.Context, s rpc.Subsystem, host string
 	case failure == nil:
 		return errs.Errorf(errs.Busy, "another call has removed host %s, retry", host)
 	}
-	return fmt.Errorf("admit host %s with the key %s, which the target has; SPDK must be built with DH-HMAC-CHAP (OpenSSL 3): %w", host, keys.Host, failure)
+	if keys.TLS != "" && errs.KindOf(failure) == errs.Internal { // SPDK reads the key
+		return errs.Errorf(errs.Precondition, "%w: target %s refuses host %s with the key of entry %s, whose file must have one of nvme gen-tls-key without a line break at its end: %w", errNoKey, x.target.Name, host, keys.TLS, failure)
+	}
+	return fmt.Errorf("admit host %s with keys that the target has; SPDK must be built with DH-HMAC-CHAP (OpenSSL 3): %w", host, failure)
 }
 
 // keysShown returns the parameters that the hosts of a subsystem have keys of.
@@ -183,6 +192,9 @@ func keysShown(s rpc.Subsystem) map[string]string {
 		if name, ok := strings.CutSuffix(h.HostKeys.Target, suffix); ok {
 			found[keyDHChapCtrlr] = name
 		}
+		if name, ok := strings.CutSuffix(h.HostKeys.TLS, suffix); ok {
+			found[keyTLS] = name
+		}
 	}
 	return found
 }
@@ -191,11 +203,15 @@ func keysShown(s rpc.Subsystem) map[string]string {
 // request for it has others.
 func (r *record) adoptKeys(s rpc.Subsystem) error {
 	shown := keysShown(s)
+	differ := func(key string) bool { return shown[key] != r.Parameters[key] }
+	hasTLS := slices.ContainsFunc(s.Listeners, func(l rpc.Listener) bool { return l.TLS })
 	switch {
-	case len(shown) == 0 || shown[keyDHChap] == r.Parameters[keyDHChap] && shown[keyDHChapCtrlr] == r.Parameters[keyDHChapCtrlr]:
+	case hasTLS && shown[keyTLS] == "" && !r.requiresTLS():
+		return errs.Errorf(errs.Precondition, "volume %s is exported with TLS, and no host of it shows the name of its %s; delete subsystem %s to have it exported without TLS", r.id(), keyTLS, s.NQN)
+	case len(shown) == 0 || !differ(keyDHChap) && !differ(keyDHChapCtrlr) && !differ(keyTLS):
 		return nil
 	case !r.Created.IsZero():
-		return errs.Errorf(errs.Exists, "volume %s is exported with %s %s, not with that of the request", r.id(), keyDHChap, shown[keyDHChap])
+		return errs.Errorf(errs.Exists, "volume %s is exported with the keys %v, not with those of the request", r.id(), shown)
 	}
 	r.Parameters = shown
 	return nil

@@ -2,6 +2,7 @@ package spdk
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -30,19 +31,31 @@ func entryOf(node string) string { return keyEntry("gold", access.HostNQN(node))
 // provision does what an agent at the target does: it replaces the key of a node.
 func (r *rig) provision(node, secret string) {
 	r.t.Helper()
-	file := filepath.Join(filepath.Dir(r.targets[0].Socket()), node+"-"+secret)
-	testkit.Must(r.t, os.WriteFile(file, []byte(secret+"\n"), 0o600))
+	file := r.keyFile(secret)
 	if err := r.client(0).RemoveKey(testkit.Context(r.t), entryOf(node)); err != nil {
 		testkit.WantError(r.t, "remove the key", err, rpc.NotFound)
 	}
 	testkit.Must(r.t, r.client(0).AddKeyFile(testkit.Context(r.t), entryOf(node), file))
 }
 
+func (r *rig) keyFile(secret string) string {
+	r.t.Helper()
+	file := filepath.Join(testkit.Dir(r.t), "key")
+	testkit.Must(r.t, os.WriteFile(file, []byte(secret), 0o600))
+	return file
+}
+
 // authenticate connects node n1 from 192.0.2.1, n2 from 192.0.2.2.
 func (r *rig) authenticate(v volume.Volume, node, secret string) (session, error) {
-	l := v.Locator.(access.NVMe)
-	at := spdktest.Address{Transport: "TCP", Host: l.Paths[0].Addr().String(), Port: fmt.Sprint(l.Paths[0].Port())}
-	return r.network.Authenticate(access.HostNQN(node), "192.0.2."+strings.TrimPrefix(node, "n"), l.NQN, at, secret)
+	return r.connectAt(v, node, v.Locator.(access.NVMe).Paths[0], spdktest.Keys{DHChap: secret})
+}
+
+func (r *rig) connectAt(v volume.Volume, node string, to netip.AddrPort, keys spdktest.Keys) (session, error) {
+	if r.network == nil {
+		return r.connectInitiator(v, node, to, keys)
+	}
+	at := spdktest.Address{Transport: "TCP", Host: to.Addr().String(), Port: fmt.Sprint(to.Port())}
+	return r.network.Authenticate(access.HostNQN(node), "192.0.2."+strings.TrimPrefix(node, "n"), v.Locator.(access.NVMe).NQN, at, keys)
 }
 
 // wantKey fails the test unless the secret, and no other, admits a node.
@@ -102,7 +115,7 @@ func TestKeyOfATarget(t *testing.T) {
 	testkit.Must(t, grant(t, e, v.ID, node("n1")))
 	missing := keyEntry("silver", access.HostNQN("n1"))
 	testkit.WantError(t, "publish", e.Enforce(testkit.Context(t), v.ID), errs.Precondition, missing)
-	testkit.Must(t, r.client(0).AddKeyFile(testkit.Context(t), missing, filepath.Join(filepath.Dir(r.targets[0].Socket()), "n1-secret")))
+	testkit.Must(t, r.client(0).AddKeyFile(testkit.Context(t), missing, r.keyFile("secret")))
 	testkit.Must(t, e.Enforce(testkit.Context(t), v.ID))
 	s := testkit.Value(r.client(0).Subsystem(testkit.Context(t), v.Locator.(access.NVMe).NQN))(t)
 	if keys, _ := s.Keys(access.HostNQN("n1")); keys != (rpc.HostKeys{Host: entryOf("n1"), Target: missing}) {
@@ -236,7 +249,7 @@ func TestKeyParameters(t *testing.T) {
 		keyDHChap + "=/etc/keys/a":  "--nvme-key-dir",
 		keyDHChap + "=":             "is not the name of a key",
 		keyDHChapCtrlr + "=silver":  "dhchapCtrlrKey requires dhchapKey",
-		"tlsKey=gold":               "engine spdk does not export volumes with TLS",
+		keyTLS + "=" + secret:       "is not the name of a key",
 		keyDHChap + "=gold:ring":    "is not the name of a key",
 		keyDHChap + "=gold.of-node": "",
 	} {

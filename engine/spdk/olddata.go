@@ -67,8 +67,10 @@ func (b *build) chooseClean(ctx context.Context, places []place, fsType string) 
 		if err != nil {
 			return place{}, 0, false, cmp.Or(refused, err)
 		}
-		if zeroed, err = b.checkClean(ctx, p, size); err == nil {
-			return p, size, zeroed, nil
+		if err = b.canTLS(ctx, p.target); err == nil {
+			if zeroed, err = b.checkClean(ctx, p, size); err == nil {
+				return p, size, zeroed, nil
+			}
 		}
 		refused = err
 		places = without(places, p)

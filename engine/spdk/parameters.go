@@ -26,13 +26,14 @@ const (
 	// Those of keys have the names of the volume context.
 	keyDHChap      = "dhchapKey"
 	keyDHChapCtrlr = "dhchapCtrlrKey"
+	keyTLS         = "tlsKey"
 	defaultClear   = "unmap"
 )
 
 func mutableKeys() []string { return []string{keyReadMB, keyIOPS, keyMBytes, keyWriteMB} }
 
 func parameterKeys() []string {
-	return slices.Sorted(slices.Values(append(mutableKeys(), keyTarget, keyStore, keyThin, keyClear, keyOldData, keyDHChap, keyDHChapCtrlr)))
+	return slices.Sorted(slices.Values(append(mutableKeys(), keyTarget, keyStore, keyThin, keyClear, keyOldData, keyDHChap, keyDHChapCtrlr, keyTLS)))
 }
 
 type settings struct {
@@ -40,6 +41,7 @@ type settings struct {
 	thin          bool
 	clear         string
 	oldData       bool              // data of deleted volumes can show
+	tls           bool              // hosts connect with TLS alone
 	attributes    map[string]string // the mutable parameters
 }
 
@@ -75,12 +77,11 @@ func (s *settings) set(key, value string) (err error) {
 			return errs.Errorf(errs.Invalid, "%s %s is not possible; use unmap, or write_zeroes for a device whose discarded blocks do not read as zeros", key, errs.Quote(value))
 		}
 		s.clear = value
-	case keyDHChap, keyDHChapCtrlr:
+	case keyDHChap, keyDHChapCtrlr, keyTLS:
 		if !access.IsKeyName(value) { // it can be the key
 			return errs.Errorf(errs.Invalid, "%s is not the name of a key (its %d characters are not shown); use up to 63 letters, digits, dots, dashes and underscores: nodes have a file of this name in --nvme-key-dir, and targets an entry of their keyring for each host, with a dot and the host ID after the name", key, len(value))
 		}
-	case "tlsKey":
-		return errs.Errorf(errs.Invalid, "engine spdk does not export volumes with TLS yet; use %s", keyDHChap)
+		s.tls = s.tls || key == keyTLS
 	default:
 		return s.setAttribute(key, value, parameterKeys())
 	}

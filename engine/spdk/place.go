@@ -218,6 +218,9 @@ func (e *Engine) Capacity(ctx context.Context, query volume.CapacityQuery) (volu
 		if len(query.Topology) > 0 && !p.target.reachedFrom(query.Topology) {
 			continue
 		}
+		if s.tls && len(p.target.TLSAddresses) == 0 {
+			continue
+		}
 		if s.thin && !s.oldData {
 			if unmaps, err := p.target.unmaps(ctx, p.store.BaseBdev); err != nil || !unmaps {
 				continue // new volumes are refused there

@@ -16,6 +16,7 @@ import (
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/internal/store/storetest"
 	rpc "github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/testkit/nvmehost"
 	"github.com/cleatproject/cleat/volume"
@@ -28,6 +29,57 @@ import (
 // the process meanwhile.
 const socketEnvironment = "CLEAT_SPDK_SOCKET"
 
+// initiatorEnvironment names the variable with the socket of a second SPDK process on
+// this machine, which connects to the real target with TLS.
+const initiatorEnvironment = "CLEAT_SPDK_INITIATOR_SOCKET"
+
+func (r *rig) needInitiator() {
+	r.t.Helper()
+	if r.network == nil && os.Getenv(initiatorEnvironment) == "" {
+		r.t.Skipf("%s is not set, and the host of these tests has no TLS", initiatorEnvironment)
+	}
+}
+
+// initiatorSession is a controller of the second SPDK process.
+type initiatorSession struct {
+	*rpc.Client
+	r    *rig
+	name string
+}
+
+func (s initiatorSession) Alive() bool {
+	c, err := s.NVMeController(testkit.Context(s.r.t), s.name)
+	return err == nil && c.Paths[0].State == rpc.ControllerEnabled
+}
+
+func (s initiatorSession) Close() {
+	if err := s.DetachNVMe(testkit.Context(s.r.t), s.name, nil); err != nil && !errors.Is(err, rpc.NotFound) {
+		s.r.t.Error(err)
+	}
+}
+
+// connectInitiator removes the key only after the controller, which reads it at each connect.
+func (r *rig) connectInitiator(v volume.Volume, node string, to netip.AddrPort, keys spdktest.Keys) (session, error) {
+	r.t.Helper()
+	c := testkit.Value(rpc.Open(rpc.Config{Socket: os.Getenv(initiatorEnvironment)}))(r.t)
+	s := initiatorSession{c, r, "test-" + strings.ToLower(rand.Text()[:8])}
+	attach := rpc.NVMeAttach{Name: s.name, HostNQN: access.HostNQN(node), NVMeAddress: addressOf("tcp", to)}
+	attach.SubNQN = v.Locator.(access.NVMe).NQN
+	if keys.TLS != "" {
+		attach.PSK = s.name
+		testkit.Must(r.t, c.AddKeyFile(testkit.Context(r.t), s.name, r.keyFile(keys.TLS)))
+	}
+	r.t.Cleanup(func() {
+		s.Close()
+		if keys.TLS != "" {
+			testkit.Must(r.t, c.RemoveKey(testkit.Context(r.t), s.name))
+		}
+		testkit.Must(r.t, c.Close())
+	})
+	_, err := c.AttachNVMe(testkit.Context(r.t), attach)
+	return s, err
+}
+
 // newTargetRig starts a target, the real one if there is one.
 func newTargetRig(t testing.TB) *rig {
 	t.Helper()
@@ -37,7 +89,7 @@ func newTargetRig(t testing.TB) *rig {
 	}
 	name := "cleat-test-" + strings.ToLower(rand.Text()[:8])
 	r := &rig{t: t, object: storetest.NewObject(store.ErrChanged), log: testkit.NewLog(t)}
-	r.endpoints = []endpoint{{socket: socket, addr: freeAddress(t), store: name}}
+	r.endpoints = []endpoint{{socket: socket, addr: freeAddress(t), tls: freeAddress(t), store: name}}
 	disk := filepath.Join(testkit.Dir(t), "disk")
 	testkit.Must(t, os.WriteFile(disk, nil, 0o600), os.Truncate(disk, (storeMiB+2)*mib))
 	r.real = r.client(0)
@@ -60,7 +112,7 @@ func (r *rig) clean(name string) {
 	c, ctx := r.real, testkit.Context(r.t)
 	for _, s := range testkit.Value(c.Subsystems(ctx))(r.t) {
 		// An interrupted call leaves a subsystem before it has a listener.
-		if listensOn(s, "tcp", r.endpoints[0].addr) || strings.HasPrefix(s.NQN, nqnPrefix) && len(s.Listeners) == 0 {
+		if listensOn(s, "tcp", r.endpoints[0].addr) || listensOn(s, "tcp", r.endpoints[0].tls) || strings.HasPrefix(s.NQN, nqnPrefix) && len(s.Listeners) == 0 {
 			testkit.Must(r.t, c.DeleteSubsystem(ctx, s.NQN))
 		}
 	}

@@ -118,10 +118,10 @@ func (e *Engine) volume(r record) volume.Volume {
 	}
 	locator := access.NVMe{
 		Transport: "tcp", NQN: r.nqn(), UUID: r.UUID,
-		DHChapKey: r.Parameters[keyDHChap], DHChapCtrlrKey: r.Parameters[keyDHChapCtrlr],
+		DHChapKey: r.Parameters[keyDHChap], DHChapCtrlrKey: r.Parameters[keyDHChapCtrlr], TLSKey: r.Parameters[keyTLS],
 	}
 	if t := e.targets[r.Target]; t != nil {
-		locator.Transport, locator.Paths, v.Topology = t.Transport, t.Addresses, maps.Clone(t.Topology)
+		locator.Transport, locator.Paths, v.Topology = t.Transport, t.addressesOf(r), maps.Clone(t.Topology)
 	}
 	v.Locator = locator
 	return v

@@ -48,6 +48,7 @@ type rig struct {
 type endpoint struct {
 	socket string
 	addr   netip.AddrPort
+	tls    netip.AddrPort // for volumes with TLS
 	store  string
 }
 
@@ -73,6 +74,8 @@ func targetAddr(i int) netip.AddrPort {
 	return netip.MustParseAddrPort(fmt.Sprintf("198.51.100.%d:4420", i+1))
 }
 
+func nextPort(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr(), a.Port()+1) }
+
 func (r *rig) start(i int) {
 	r.t.Helper()
 	dir := testkit.Dir(r.t)
@@ -81,7 +84,7 @@ func (r *rig) start(i int) {
 	}))(r.t)
 	r.t.Cleanup(func() { testkit.Must(r.t, p.Close()) })
 	r.targets = append(r.targets, p)
-	r.endpoints = append(r.endpoints, endpoint{p.Socket(), targetAddr(i), storeName})
+	r.endpoints = append(r.endpoints, endpoint{p.Socket(), targetAddr(i), nextPort(targetAddr(i)), storeName})
 	disk := filepath.Join(dir, "disk")
 	testkit.Must(r.t, os.WriteFile(disk, nil, 0o600), os.Truncate(disk, (storeMiB+2)*mib))
 	r.offer(i)
@@ -111,7 +114,7 @@ func (r *rig) engine(change ...func(*Config)) *Engine {
 	c := Config{Database: db, Grants: ledger.New(db), HostNQN: access.HostNQN, Interval: 20 * time.Millisecond, Logger: r.log.Logger()}
 	for i, p := range r.endpoints {
 		c.Targets = append(c.Targets, Target{
-			Name: targetName(i), Client: r.client(i), Transport: "tcp", Addresses: []netip.AddrPort{p.addr}, Stores: []string{p.store},
+			Name: targetName(i), Client: r.client(i), Transport: "tcp", Addresses: []netip.AddrPort{p.addr}, TLSAddresses: []netip.AddrPort{p.tls}, Stores: []string{p.store},
 		})
 	}
 	for _, f := range change {

@@ -104,6 +104,9 @@ func (e *Engine) compareEach(ctx context.Context, t *target) (failed map[volume.
 		return nil, err
 	}
 	ring, err := t.keyringFor(ctx, s.volumes)
+	if err == nil {
+		err = t.readTLS(ctx, s.volumes, seen)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -179,13 +182,8 @@ func (t *target) subsystems(ctx context.Context) (map[string]rpc.Subsystem, erro
 // differs reports whether an export is not as recorded.
 func (t *target) differs(seen map[string]rpc.Subsystem, ring keyring, r record, desired []string) bool {
 	s, found := seen[r.nqn()]
-	if !found || s.AllowAnyHost || r.Evicting || r.LimitsDue || len(s.Namespaces) != 1 || s.Namespaces[0].Bdev != r.UUID {
+	if !found || !t.listensFor(r, s) || s.AllowAnyHost || r.Evicting || r.LimitsDue || len(s.Namespaces) != 1 || s.Namespaces[0].Bdev != r.UUID {
 		return true
-	}
-	for _, a := range t.Addresses {
-		if !listensOn(s, t.Transport, a) {
-			return true
-		}
 	}
 	return !slices.Equal(admittedBy(s), desired) || r.requiresKeys() && slices.ContainsFunc(s.Hosts, func(h rpc.AllowedHost) bool {
 		return h.HostKeys != r.keysOf(h.NQN) || ring.isReplaced(h.HostKeys)

@@ -37,6 +37,13 @@ func sabotages() []sabotage {
 			kills: "enforce/export.removed", symptom: "the revoked client has 1 sessions after the repeat",
 		},
 		{
+			name: "a volume that requires TLS keeps a listener without",
+			left: []workload.Replacement{{
+				File: "engine/spdk/tls.go", Old: "if l.SubNQN == s.NQN {", New: "if false {",
+			}},
+			kills: "tls/export.admitted", symptom: "does not listen with TLS alone",
+		},
+		{
 			name: "no mark before an lvol is deleted",
 			left: []workload.Replacement{{
 				File: "engine/spdk/delete.go",

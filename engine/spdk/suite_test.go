@@ -35,6 +35,9 @@ func TestTarget(t *testing.T) {
 		{"FenceOfManyVolumes", testFenceOfManyVolumes},
 		{"SetLimits", testSetLimits},
 		{"SnapshotWithClones", testSnapshotWithClones},
+		{"RotationOfTLS", testRotationOfTLS},
+		{"ListenerWithoutTLS", testListenerWithoutTLS},
+		{"SocketWithoutTLS", testSocketWithoutTLS},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, newTargetRig(t)) })
 	}

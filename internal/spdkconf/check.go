@@ -58,13 +58,20 @@ func (e entry) target(at string) (t Target, problems []strictjson.Problem) {
 	case len(e.Addresses) == 0:
 		fail("addresses", fmt.Errorf("they are missing; want at least one such as 192.0.2.1:4420, or targetAddr"))
 	}
-	for i, s := range e.Addresses {
+	for i, s := range slices.Concat(e.Addresses, e.TLS) {
+		field, into := fmt.Sprintf("addresses[%d]", i), &t.Addresses
+		if at := i - len(e.Addresses); at >= 0 {
+			field, into = fmt.Sprintf("tlsAddresses[%d]", at), &t.TLSAddresses
+		}
 		a, err := parseEndpoint(s)
-		if err == nil && slices.Contains(t.Addresses, a) {
+		if err == nil && slices.Contains(slices.Concat(t.Addresses, t.TLSAddresses), a) {
 			err = fmt.Errorf("%s is given twice", a)
 		}
-		fail(fmt.Sprintf("addresses[%d]", i), err)
-		t.Addresses = append(t.Addresses, a)
+		fail(field, err)
+		*into = append(*into, a)
+	}
+	if len(e.TLS) > 0 && t.Transport == "rdma" {
+		fail("tlsAddresses", fmt.Errorf("only nvme-tcp has TLS"))
 	}
 	for i, s := range e.Stores {
 		if len(s) > maxStoreName || !storeName.MatchString(s) || slices.Contains(t.Stores, s) {

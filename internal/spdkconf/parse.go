@@ -25,6 +25,7 @@ type entry struct {
 	TargetType string            `json:"targetType"`
 	TargetAddr string            `json:"targetAddr"`
 	Addresses  []string          `json:"addresses"`
+	TLS        []string          `json:"tlsAddresses"`
 	Stores     []string          `json:"lvolStores"`
 	Forget     []string          `json:"forget"`
 	Topology   map[string]string `json:"topology"`

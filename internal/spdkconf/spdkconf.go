@@ -24,10 +24,13 @@ type Target struct {
 
 	Transport string // "tcp" or "rdma"
 	Addresses []netip.AddrPort
-	Stores    []string // names of lvol stores; empty: all
-	Forget    []string // UUIDs of lvols that are lost for good
-	Topology  map[string]string
-	Retired   bool // gone for good; only Name matters
+	// TLSAddresses are for volumes with TLS alone.
+	TLSAddresses []netip.AddrPort
+
+	Stores   []string // names of lvol stores; empty: all
+	Forget   []string // UUIDs of lvols that are lost for good
+	Topology map[string]string
+	Retired  bool // gone for good; only Name matters
 }
 
 // Secret is the password of a target. It has the place of the password only, so

@@ -55,6 +55,23 @@ func TestReadYAML(t *testing.T) {
 	}, got)
 }
 
+func TestTLSAddresses(t *testing.T) {
+	entry := func(kind, more string) string {
+		return `{"targets":[{"name":"a","rpcURL":"unix:///s","targetType":"nvme-` + kind + `","targetAddr":"192.0.2.1","tlsAddresses":["192.0.2.1:4421"` + more + `]}]}`
+	}
+	got := testkit.Value(Parse([]byte(entry("tcp", ""))))(t)
+	compareTargets(t, []Target{{Name: "a", Socket: "/s", Transport: "tcp", Addresses: addresses("192.0.2.1:4420"), TLSAddresses: addresses("192.0.2.1:4421")}}, got)
+	for text, want := range map[string]string{
+		entry("rdma", ""):               "only nvme-tcp has TLS",
+		entry("tcp", `,"192.0.2.1"`):    "tlsAddresses[1]: 192.0.2.1:4420 is given twice",
+		entry("tcp", `,"192.0.2.1:no"`): "tlsAddresses[1]",
+	} {
+		if _, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+}
+
 func TestForget(t *testing.T) {
 	const lost = "0c5b9f0e-8b7a-4d52-9d1e-3a1f2b3c4d5e"
 	got := testkit.Value(Parse([]byte(`{"targets":[{"name":"a","rpcURL":"unix:///s","targetType":"nvme-tcp","targetAddr":"192.0.2.1","forget":["` + lost + `"]}]}`)))(t)

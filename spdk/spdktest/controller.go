@@ -99,7 +99,7 @@ func (p *Process) step(c *controller, t *path, now time.Time) {
 		return
 	}
 	p.network.pending = true
-	s := p.network.find(t.trid.address(), c.nqn, c.hostNQN, "")
+	s := p.network.find(t.trid.address(), c.nqn, c.hostNQN, p.keysOf(c))
 	if s == nil {
 		t.back = time.Time{}
 		if c.lossTimeout > 0 && !now.Before(t.lost.Add(time.Duration(c.lossTimeout)*time.Second)) {

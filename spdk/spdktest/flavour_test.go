@@ -88,7 +88,7 @@ func TestHostKeys(t *testing.T) {
 	}
 	connects := func(key string, want bool) {
 		t.Helper()
-		s, err := n.Authenticate("nqn.2024-01.example:host", "192.0.2.1", nqn, at, key)
+		s, err := n.Authenticate("nqn.2024-01.example:host", "192.0.2.1", nqn, at, Keys{DHChap: key})
 		if (err == nil) != want {
 			t.Errorf("connect with %q: %v, want %t", key, err, want)
 		}

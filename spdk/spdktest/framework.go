@@ -26,8 +26,11 @@ func frameworkMethods() map[string]method {
 		"rpc_get_methods": {run: getMethods, when: always, takes: needs(map[string]kind{
 			"current": flag, "include_aliases": flag,
 		})},
-		"framework_start_init":  {run: startInit, when: startup, bad: none("'framework_start_init'")},
-		"framework_wait_init":   {run: waitInit, when: always, bad: none("framework_wait_init")},
+		"framework_start_init": {run: startInit, when: startup, bad: none("'framework_start_init'")},
+		"framework_wait_init":  {run: waitInit, when: always, bad: none("framework_wait_init")},
+		"framework_get_config": {run: getConfig, bad: &Error{Code: invalidParams, Message: "Invalid arguments"}, takes: needs(map[string]kind{
+			"name": text, "with_batches": flag,
+		}, "name")},
 		"bdev_wait_for_examine": {run: waitExamine, bad: none("bdev_wait_for_examine")},
 		"bdev_set_options": {run: done, when: startup, takes: needs(map[string]kind{
 			"bdev_io_pool_size": number, "bdev_io_cache_size": number, "bdev_auto_examine": flag,
@@ -53,6 +56,33 @@ func getMethods(p *Process, _ context.Context, a args) (any, *Error) {
 		}
 	}
 	return names, nil
+}
+
+// getConfig has the calls that make the hosts and listeners of a target, of those of
+// SPDK's configuration.
+func getConfig(p *Process, _ context.Context, a args) (any, *Error) {
+	if a.text("name") != "nvmf" {
+		return nil, &Error{Code: invalidParams, Message: "Subsystem '" + a.text("name") + "' not found"}
+	}
+	hosts, listeners := []map[string]any{}, []map[string]any{}
+	for _, s := range p.network.subsystems {
+		if s.owner != p {
+			continue
+		}
+		for _, h := range s.hosts {
+			params := s.keys[h].show(map[string]string{"nqn": s.nqn, "host": h})
+			if k := s.keys[h].psk; k != nil {
+				params["psk"] = k.name
+			}
+			hosts = append(hosts, map[string]any{"method": "nvmf_subsystem_add_host", "params": params})
+		}
+		for _, l := range s.listeners {
+			listeners = append(listeners, map[string]any{"method": "nvmf_subsystem_add_listener", "params": map[string]any{
+				"nqn": s.nqn, "listen_address": showAddress(l), "secure_channel": s.tls[l],
+			}})
+		}
+	}
+	return append(hosts, listeners...), nil
 }
 
 func startInit(p *Process, _ context.Context, _ args) (any, *Error) {

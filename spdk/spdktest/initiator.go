@@ -170,13 +170,13 @@ func (p *Process) reachTarget(ctx context.Context, c *controller, t *path) (*sub
 		n.sleep(ctx, orElse(timing.Silent, 10*time.Second))
 		return nil, errno(eIO)
 	}
-	s := n.find(t.trid.address(), c.nqn, c.hostNQN, "")
+	s := n.find(t.trid.address(), c.nqn, c.hostNQN, p.keysOf(c))
 	if s == nil {
 		n.sleep(ctx, timing.Refuse)
 		return nil, errno(eIO)
 	}
 	n.sleep(ctx, timing.Attach)
-	if s = n.find(t.trid.address(), c.nqn, c.hostNQN, ""); s == nil || ctx.Err() != nil {
+	if s = n.find(t.trid.address(), c.nqn, c.hostNQN, p.keysOf(c)); s == nil || ctx.Err() != nil {
 		return nil, errno(eIO)
 	}
 	return s, nil
@@ -274,7 +274,7 @@ func resetController(p *Process, ctx context.Context, a args) (any, *Error) {
 	c.failed = false
 	now := p.network.now()
 	for _, t := range c.paths {
-		s := p.network.find(t.trid.address(), c.nqn, c.hostNQN, "")
+		s := p.network.find(t.trid.address(), c.nqn, c.hostNQN, p.keysOf(c))
 		if s == nil {
 			t.target, t.lost = nil, now
 			return nil, errno(ePERM)

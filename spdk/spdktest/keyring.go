@@ -15,8 +15,12 @@ type key struct {
 	removed    bool
 }
 
-// hostKeys are those with which a subsystem authenticates a host; nil: none.
-type hostKeys struct{ key, ctrlr *key }
+// hostKeys are those with which a subsystem authenticates a host; nil: none. psk has
+// been read when the host was added.
+type hostKeys struct {
+	key, ctrlr, psk *key
+	secret          string // of psk
+}
 
 // [R] SPDK 26.09: lib/keyring/keyring.c, module/keyring/file/keyring.c
 func keyringMethods() map[string]method {
@@ -94,6 +98,9 @@ func (p *Process) references(k *key) (count int) {
 			if s.owner == p && h.ctrlr == k {
 				count++
 			}
+			if s.owner == p && h.psk == k {
+				count++
+			}
 		}
 	}
 	return count
@@ -125,6 +132,8 @@ func setKeys(p *Process, _ context.Context, a args) (any, *Error) {
 	if !slices.Contains(s.hosts, a.text("host")) || keys.key == nil && keys.ctrlr != nil {
 		return nil, errno(eINVAL)
 	}
+	had := s.keys[a.text("host")]
+	keys.psk, keys.secret = had.psk, had.secret
 	s.keys[a.text("host")] = keys
 	return true, nil
 }
@@ -135,6 +144,49 @@ func (s *subsystem) authenticates(host, secret string) bool {
 	if k == nil {
 		return true
 	}
-	text, err := os.ReadFile(filepath.Join(s.owner.config.Root, k.path))
-	return err == nil && !k.removed && strings.TrimSpace(string(text)) == secret
+	content, err := k.read(s.owner)
+	return err == nil && !k.removed && strings.TrimSpace(content) == secret
+}
+
+func (k *key) read(p *Process) (string, error) {
+	content, err := os.ReadFile(filepath.Join(p.config.Root, k.path))
+	return string(content), err
+}
+
+// readPSK sets the TLS key of a host, which SPDK gives to the transports that exist.
+func (h *hostKeys) readPSK(p *Process, name string) (ok bool) {
+	if name == "" || !slices.Contains(p.transports, "TCP") {
+		return true
+	}
+	k := p.key(name)
+	if k == nil {
+		return false
+	}
+	secret, err := k.read(p)
+	if err != nil || !strings.HasPrefix(secret, "NVMeTLSkey-1:") || !strings.HasSuffix(secret, ":") {
+		return false
+	}
+	h.psk, h.secret = k, secret
+	return true
+}
+
+// keysOf returns the keys of a controller; that of TLS is read at each connect. The
+// fork's is not in the keyring.
+func (p *Process) keysOf(c *controller) (keys Keys) {
+	if k := p.key(c.psk); k != nil {
+		keys.TLS, _ = k.read(p)
+	}
+	return keys
+}
+
+// encrypts reports whether a host gets through the handshake of a socket. SPDK does
+// not compare the host of the key with the one that connects.
+func (n *Network) encrypts(a Address, s *subsystem, host, secret string) bool {
+	if s.owner == nil { // has no keys
+		return true
+	}
+	if !n.tls[a.key()] {
+		return secret == ""
+	}
+	return secret != "" && s.keys[host].secret == secret
 }

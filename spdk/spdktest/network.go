@@ -79,6 +79,7 @@ type Subsystem struct {
 type subsystem struct {
 	nqn, serial, model string
 	listeners          []Address
+	tls                map[Address]bool // listeners that were added with TLS
 	anyHost            bool
 	hosts              []string
 	keys               map[string]hostKeys // by host
@@ -146,6 +147,7 @@ type Network struct {
 	processes  []*Process
 	hosts      []*Session
 	lastPort   int
+	tls        map[Address]bool    // sockets with TLS
 	stores     map[string]*lvstore // by backing file
 	images     map[string]Image
 	due        map[*time.Time]struct{} // ends of timed waits
@@ -166,6 +168,7 @@ func NewNetwork(clock func() time.Time) *Network {
 		byNQN:  map[string][]*subsystem{},
 		stores: map[string]*lvstore{},
 		images: map[string]Image{},
+		tls:    map[Address]bool{},
 		due:    map[*time.Time]struct{}{},
 	}
 }

@@ -36,15 +36,18 @@ type Session struct {
 // admits the host. nvmf_subsystem_remove_host, the end of the subsystem or of
 // its listener, and SetReach end the session.
 func (n *Network) Connect(hostNQN, source, nqn string, a Address) (*Session, error) {
-	return n.Authenticate(hostNQN, source, nqn, a, "")
+	return n.Authenticate(hostNQN, source, nqn, a, Keys{})
 }
 
-// Authenticate is Connect with a DH-HMAC-CHAP key of the host.
-func (n *Network) Authenticate(hostNQN, source, nqn string, a Address, key string) (*Session, error) {
+// Keys are those of a host; empty: none. A host with a TLS key connects with TLS.
+type Keys struct{ DHChap, TLS string }
+
+// Authenticate is Connect with keys of the host.
+func (n *Network) Authenticate(hostNQN, source, nqn string, a Address, keys Keys) (*Session, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.catchUp()
-	target := n.find(a, nqn, hostNQN, key)
+	target := n.find(a, nqn, hostNQN, keys)
 	if target == nil {
 		return nil, fmt.Errorf("spdktest: no subsystem %s at %s:%s admits %s", nqn, a.Host, a.Port, hostNQN)
 	}
@@ -97,9 +100,9 @@ func (n *Network) listens(a Address, s *subsystem) bool {
 }
 
 // find returns the subsystem that a host reaches, or nil.
-func (n *Network) find(a Address, nqn, host, key string) *subsystem {
+func (n *Network) find(a Address, nqn, host string, keys Keys) *subsystem {
 	for _, s := range n.byNQN[nqn] {
-		if n.listens(a, s) && s.allows(host) && s.authenticates(host, key) {
+		if n.listens(a, s) && s.allows(host) && s.authenticates(host, keys.DHChap) && n.encrypts(a, s, host, keys.TLS) {
 			return s
 		}
 	}

@@ -106,7 +106,7 @@ func createSubsystem(p *Process, _ context.Context, a args) (any, *Error) {
 	p.network.add(&subsystem{
 		nqn: nqn, serial: orElse(a.text("serial_number"), "00000000000000000000"),
 		model: orElse(a.text("model_number"), "SPDK bdev Controller"), anyHost: a.flag("allow_any_host"),
-		maxNamespaces: uint32(orElse(a.number("max_namespaces"), 32)), owner: p, keys: map[string]hostKeys{},
+		maxNamespaces: uint32(orElse(a.number("max_namespaces"), 32)), owner: p, keys: map[string]hostKeys{}, tls: map[Address]bool{},
 	})
 	return true, nil
 }
@@ -149,14 +149,7 @@ func (s *subsystem) show() map[string]any {
 	}
 	hosts := []map[string]string{}
 	for _, h := range s.hosts {
-		shown := map[string]string{"nqn": h}
-		if k := s.keys[h]; k.key != nil {
-			shown["dhchap_key"] = k.key.name
-			if k.ctrlr != nil {
-				shown["dhchap_ctrlr_key"] = k.ctrlr.name
-			}
-		}
-		hosts = append(hosts, shown)
+		hosts = append(hosts, s.keys[h].show(map[string]string{"nqn": h}))
 	}
 	spaces := []map[string]any{}
 	for _, n := range s.namespaces {
@@ -167,6 +160,16 @@ func (s *subsystem) show() map[string]any {
 		"serial_number": s.serial, "model_number": s.model, "max_namespaces": s.maxNamespaces, "passthrough": false,
 		"min_cntlid": 1, "max_cntlid": 65519, "dmrsl": 2097152, "wzsl": 12, "namespaces": spaces,
 	}
+}
+
+func (k hostKeys) show(into map[string]string) map[string]string {
+	if k.key != nil {
+		into["dhchap_key"] = k.key.name
+		if k.ctrlr != nil {
+			into["dhchap_ctrlr_key"] = k.ctrlr.name
+		}
+	}
+	return into
 }
 
 func showAddress(a Address) map[string]string {
@@ -232,7 +235,7 @@ func addHost(p *Process, _ context.Context, a args) (any, *Error) {
 	if e != nil {
 		return nil, e
 	}
-	if slices.Contains(s.hosts, host) || !validNQN(host) || keys.key == nil && keys.ctrlr != nil {
+	if slices.Contains(s.hosts, host) || !validNQN(host) || keys.key == nil && keys.ctrlr != nil || !keys.readPSK(p, a.text("psk")) {
 		return nil, internal()
 	}
 	s.hosts = append(s.hosts, host)
@@ -273,7 +276,14 @@ func addListener(p *Process, _ context.Context, a args) (any, *Error) {
 			return nil, badParams()
 		}
 	}
+	if a.flag("secure_channel") && s.anyHost {
+		return nil, &Error{Code: internalError, Message: "Cannot establish secure channel, when 'allow_any_host' is set"}
+	}
+	if !slices.ContainsFunc(p.network.subsystems, func(s *subsystem) bool { return slices.Contains(s.listeners, at) }) {
+		p.network.tls[at] = a.flag("secure_channel") // the socket is that of the first listener
+	}
 	s.listeners = slices.Insert(s.listeners, 0, at)
+	s.tls[at] = a.flag("secure_channel")
 	return true, nil
 }
 

@@ -153,7 +153,7 @@ func (s *site) bareExport(lvol string) {
 	testkit.Must(s,
 		s.bare.CreateSubsystem(ctx, spdk.SubsystemCreate{NQN: nqn(lvol), Serial: "bare", Model: lvol, MaxNamespaces: 1}),
 		s.bare.AddNamespace(ctx, nqn(lvol), spdk.SubsystemDisk{ID: 1, Bdev: lvol, UUID: lvol, NGUID: strings.ToUpper(strings.ReplaceAll(lvol, "-", ""))}),
-		s.bare.AddListener(ctx, nqn(lvol), spdk.NVMeAddress{Transport: "TCP", Family: "IPv4", Address: targetIP, Service: "4420"}))
+		s.bare.AddListener(ctx, nqn(lvol), spdk.Listener{NVMeAddress: spdk.NVMeAddress{Transport: "TCP", Family: "IPv4", Address: targetIP, Service: "4420"}}))
 }
 
 func (s *site) bareDelete(lvol string) {
