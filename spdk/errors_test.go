@@ -123,6 +123,7 @@ func TestMeanings(t *testing.T) {
 		{"keyring_file_remove_key", -2, "No such file or directory"}:               {NotFound},
 		{"bdev_rbd_delete", -16, "Device or resource busy"}:                        {Busy},
 		{"nvme_controller_create", -32603, "Internal error"}:                       nil,
+		{"nvmf_create_transport", -32603, "Failed to add transport to tgt.(-17)"}:  {Exists}, // of two requests at once
 		{"nvme_controller_create", -1, "Cannot find a function with that address"}: nil,
 	} {
 		if got := meanings(r.method, r.code, r.text); !slices.Equal(got, want) {

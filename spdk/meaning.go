@@ -62,6 +62,7 @@ func particular() []meaningOf {
 		{methods: []string{detach}, codes: []int{-6}, means: []Meaning{NotFound, NoPath}},
 		{methods: []string{"bdev_nvme_get_controllers"}, codes: []int{-22}, text: regexp.MustCompile(`does not exist`), means: []Meaning{NotFound}},
 		{methods: []string{"bdev_get_bdevs"}, codes: []int{-110}, means: []Meaning{NotFound, TimedOut}},
+		{methods: []string{"nvmf_create_transport"}, codes: []int{codeInternal}, text: regexp.MustCompile(`\(-17\)$`), means: []Meaning{Exists}},
 		{methods: []string{"bdev_rbd_get_clusters_info"}, codes: []int{-2}, means: []Meaning{NotFound}},
 		{methods: []string{"keyring_file_remove_key"}, codes: []int{-2, -126}, means: []Meaning{NotFound}},
 		{methods: []string{"keyring_file_add_key"}, codes: []int{-1, -13}, means: []Meaning{Denied}},
