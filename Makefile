@@ -44,7 +44,7 @@ test-ceph: ## install Ceph's packages and test its volumes in a cluster that the
 	@scripts/need go root race ceph image
 	scripts/test ceph
 
-test-spdk: ## test SPDK volumes against the SPDK process behind CLEAT_SPDK_SOCKET, with connected hosts
+test-spdk: ## test SPDK volumes against the SPDK process behind CLEAT_SPDK_SOCKET, or that CLEAT_SPDK_PROGRAM starts
 	@scripts/need go
 	scripts/test spdk
 

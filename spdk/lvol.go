@@ -121,6 +121,12 @@ func (c *Client) StartInflate(ctx context.Context, lvol string) error {
 	return c.Start(ctx, "bdev_lvol_inflate", byName{lvol})
 }
 
+// InflateLvol waits until an lvol is thick on the disk: SPDK shows it as thick
+// before. It answers at once for one that is. Busy: the lvol is being inflated.
+func (c *Client) InflateLvol(ctx context.Context, lvol string) error {
+	return c.Do(ctx, "bdev_lvol_inflate", byName{lvol})
+}
+
 // DeleteLvol deletes an lvol, also one that is exported. A snapshot with one
 // clone is merged into it. NotFound: no such lvol. Denied: a snapshot with
 // several clones.

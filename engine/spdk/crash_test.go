@@ -158,7 +158,7 @@ func prepare(t *testing.T, r *rig, e *Engine, name, point string, work func(volu
 		req.Parameters = map[string]string{keyDHChap: "gold"}
 	}
 	if name == "tls" {
-		r.provision("n1", tlsSecret("n1"))
+		r.provisionKey("n1", tlsSecret("n1"))
 		req.Parameters = map[string]string{keyTLS: "gold"}
 	}
 	base := testkit.Value(e.Create(testkit.Context(t), req))(t)

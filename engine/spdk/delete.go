@@ -260,11 +260,8 @@ func (e *Engine) sweep(ctx context.Context, t *target) error {
 	if err := t.Client.WaitForExamine(ctx); err != nil { // an lvol that is not open yet is not listed
 		return t.explain(err, "wait for the lvol stores")
 	}
-	places, err := e.stores(ctx, settings{target: t.Name})
-	if err == nil {
-		err = e.missingStores(ctx, settings{target: t.Name})
-	}
-	if err != nil {
+	places, answers := e.stores(ctx, settings{target: t.Name})
+	if err := e.incomplete(ctx, answers, settings{target: t.Name}); err != nil {
 		return err
 	}
 	before, err := e.objects(ctx, t)

@@ -86,8 +86,12 @@ func (e *Engine) enforce(ctx context.Context, r record, isNew bool) error {
 				return withdrawn
 			}
 		}
-		if errs.KindOf(err) == errs.NotFound { // the volume exists, so a caller must not take it for deleted
+		var refusal *rpc.Error
+		switch kind := errs.KindOf(err); {
+		case kind == errs.NotFound: // the volume exists, so a caller must not take it for deleted
 			err = errs.Errorf(errs.Unavailable, "the export has vanished meanwhile, perhaps with a restart of the target; repeat the call: %w", err)
+		case kind == errs.Internal && errors.As(err, &refusal): // SPDK has one error for what is missing, not loaded yet, and wrong
+			err = errs.Errorf(errs.Unavailable, "the target has refused a step, perhaps as it is starting; repeat the call: %w", err)
 		}
 		if err != nil {
 			return t.explain(err, "export volume %s", r.id())

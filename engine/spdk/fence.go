@@ -390,8 +390,11 @@ func (t *target) sessions(ctx context.Context, nqn string) ([]rpc.SubsystemContr
 func noneIfMissing[T any](ctx context.Context, t *target, nqn string, list func(context.Context, string) ([]T, error)) ([]T, error) {
 	all, err := list(ctx, nqn)
 	if err != nil {
-		if _, missing := t.Client.Subsystem(ctx, nqn); errors.Is(missing, rpc.NotFound) {
+		switch _, missing := t.Client.Subsystem(ctx, nqn); {
+		case errors.Is(missing, rpc.NotFound):
 			return nil, nil
+		case errors.Is(err, rpc.NotFound): // it was not there when the target began to export again
+			err = errs.Errorf(errs.Unavailable, "subsystem %s has appeared meanwhile, repeat the call: %v", nqn, err)
 		}
 	}
 	return all, err

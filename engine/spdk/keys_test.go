@@ -1,7 +1,11 @@
 package spdk
 
 import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -28,34 +32,55 @@ func keyed(t testing.TB, e *Engine, name string) volume.Volume {
 
 func entryOf(node string) string { return keyEntry("gold", access.HostNQN(node)) }
 
-// provision does what an agent at the target does: it replaces the key of a node.
+// provision gives the target the key of a secret for a node.
 func (r *rig) provision(node, secret string) {
 	r.t.Helper()
-	file := r.keyFile(secret)
+	r.provisionKey(node, chapKey(secret)+"\n")
+}
+
+// provisionKey does what an agent at the target does: it replaces the key of a node.
+func (r *rig) provisionKey(node, key string) {
+	r.t.Helper()
+	file := r.keyFile(fmt.Sprintf("%s-%x", node, sha256.Sum256([]byte(key))), key)
 	if err := r.client(0).RemoveKey(testkit.Context(r.t), entryOf(node)); err != nil {
 		testkit.WantError(r.t, "remove the key", err, rpc.NotFound)
 	}
 	testkit.Must(r.t, r.client(0).AddKeyFile(testkit.Context(r.t), entryOf(node), file))
 }
 
-func (r *rig) keyFile(secret string) string {
+// keyFile stores a key. The target is on this machine, and accepts no line break at
+// the end of a key of TLS.
+func (r *rig) keyFile(name, key string) (path string) {
 	r.t.Helper()
-	file := filepath.Join(testkit.Dir(r.t), "key")
-	testkit.Must(r.t, os.WriteFile(file, []byte(secret), 0o600))
-	return file
+	path = filepath.Join(filepath.Dir(r.endpoints[0].socket), name)
+	testkit.Must(r.t, os.WriteFile(path, []byte(key), 0o600))
+	return path
 }
 
-// authenticate connects node n1 from 192.0.2.1, n2 from 192.0.2.2.
+// chapKey has the format of nvme gen-dhchap-key.
+func chapKey(secret string) string {
+	if secret == "" {
+		return ""
+	}
+	key := sha256.Sum256([]byte(secret))
+	return "DHHC-1:00:" + base64.StdEncoding.EncodeToString(binary.LittleEndian.AppendUint32(key[:], crc32.ChecksumIEEE(key[:]))) + ":"
+}
+
+// authenticate connects node n1 from 127.0.1.1, n2 from 127.0.1.2, with the key of a
+// secret.
 func (r *rig) authenticate(v volume.Volume, node, secret string) (session, error) {
-	return r.connectAt(v, node, v.Locator.(access.NVMe).Paths[0], spdktest.Keys{DHChap: secret})
+	r.t.Helper()
+	return r.connectAt(v, node, v.Locator.(access.NVMe).Paths[0], spdktest.Keys{DHChap: chapKey(secret)})
 }
 
 func (r *rig) connectAt(v volume.Volume, node string, to netip.AddrPort, keys spdktest.Keys) (session, error) {
+	r.t.Helper()
+	nqn, source := v.Locator.(access.NVMe).NQN, "127.0.1."+strings.TrimPrefix(node, "n")
 	if r.network == nil {
-		return r.connectInitiator(v, node, to, keys)
+		return r.initiatorFor(nqn).connect(nqn, to, access.HostNQN(node), source, keys)
 	}
 	at := spdktest.Address{Transport: "TCP", Host: to.Addr().String(), Port: fmt.Sprint(to.Port())}
-	return r.network.Authenticate(access.HostNQN(node), "192.0.2."+strings.TrimPrefix(node, "n"), v.Locator.(access.NVMe).NQN, at, keys)
+	return r.network.Authenticate(access.HostNQN(node), source, nqn, at, keys)
 }
 
 // wantKey fails the test unless the secret, and no other, admits a node.
@@ -77,15 +102,14 @@ func (r *rig) wantKey(v volume.Volume, node, secret string) {
 
 // A host is admitted with the key of its own in the target's keyring, or not at
 // all.
-func TestKeyOfAHost(t *testing.T) {
-	r := newRig(t, "one")
+func testKeyOfAHost(t *testing.T, r *rig) {
 	e := r.engine()
 	ctx := testkit.Context(t)
 	v := keyed(t, e, "v")
 	if l := v.Locator.(access.NVMe); l.DHChapKey != "gold" || l.DHChapCtrlrKey != "" {
 		t.Errorf("locator %+v", l)
 	}
-	testkit.Must(t, grant(t, e, v.ID, node("n1", "192.0.2.1")))
+	testkit.Must(t, grant(t, e, v.ID, node("n1", "127.0.1.1")))
 	err := e.Enforce(ctx, v.ID)
 	testkit.WantError(t, "publish without a key", err, errs.Precondition, "entry "+entryOf("n1"), "keyring_file_add_key", access.HostNQN("n1"))
 	r.refused(v, access.HostNQN("n1"))
@@ -94,8 +118,8 @@ func TestKeyOfAHost(t *testing.T) {
 	testkit.Must(t, e.Enforce(ctx, v.ID), e.Enforce(ctx, v.ID))
 	r.wantKey(v, "n1", "secret")
 	plain := create(t, e, "plain", volume.Source{})
-	publish(t, e, plain.ID, node("n1", "192.0.2.1"))
-	r.mustConnect(plain, access.HostNQN("n1"), "192.0.2.1").Close()
+	publish(t, e, plain.ID, node("n1", "127.0.1.1"))
+	r.mustConnect(plain, access.HostNQN("n1"), "127.0.1.1").Close()
 
 	unpublish(t, e, v.ID, "n1")
 	if s, err := r.authenticate(v, "n1", "secret"); err == nil {
@@ -115,7 +139,7 @@ func TestKeyOfATarget(t *testing.T) {
 	testkit.Must(t, grant(t, e, v.ID, node("n1")))
 	missing := keyEntry("silver", access.HostNQN("n1"))
 	testkit.WantError(t, "publish", e.Enforce(testkit.Context(t), v.ID), errs.Precondition, missing)
-	testkit.Must(t, r.client(0).AddKeyFile(testkit.Context(t), missing, r.keyFile("secret")))
+	testkit.Must(t, r.client(0).AddKeyFile(testkit.Context(t), missing, r.keyFile("n1-silver", chapKey("silver"))))
 	testkit.Must(t, e.Enforce(testkit.Context(t), v.ID))
 	s := testkit.Value(r.client(0).Subsystem(testkit.Context(t), v.Locator.(access.NVMe).NQN))(t)
 	if keys, _ := s.Keys(access.HostNQN("n1")); keys != (rpc.HostKeys{Host: entryOf("n1"), Target: missing}) {
@@ -125,8 +149,7 @@ func TestKeyOfATarget(t *testing.T) {
 
 // An entry that is replaced in the keyring authenticates the host from then on,
 // without a call. Its sessions go on.
-func TestRotation(t *testing.T) {
-	r := newRig(t, "one")
+func testRotation(t *testing.T, r *rig) {
 	e := r.engine()
 	ctx := testkit.Context(t)
 	v := keyed(t, e, "v")
@@ -150,8 +173,7 @@ func TestRotation(t *testing.T) {
 
 // After a restart the keyring of a target is empty: no host is admitted until
 // its key is there, and no other host waits for that.
-func TestKeysAfterARestart(t *testing.T) {
-	r := newRig(t, "one")
+func testKeysAfterARestart(t *testing.T, r *rig) {
 	e := r.engine()
 	ctx := testkit.Context(t)
 	v := keyed(t, e, "v")
@@ -159,8 +181,7 @@ func TestKeysAfterARestart(t *testing.T) {
 		r.provision(name, name)
 		publish(t, e, v.ID, node(name))
 	}
-	testkit.Must(t, r.targets[0].Restart())
-	r.offer(0)
+	r.kill()
 	r.provision("n2", "n2")
 	testkit.WantError(t, "compare", e.compare(ctx, e.order[0]), errs.Precondition, entryOf("n1"))
 	r.wantKey(v, "n2", "n2")
@@ -171,21 +192,22 @@ func TestKeysAfterARestart(t *testing.T) {
 }
 
 // A fence and a revocation do not wait for keys, of whichever host.
-func TestFenceWithoutKeys(t *testing.T) {
-	r := newRig(t, "one")
+func testFenceWithoutKeys(t *testing.T, r *rig) {
 	e := r.engine()
 	ctx := testkit.Context(t)
 	v := keyed(t, e, "v")
 	var sessions []session
 	for i, name := range []string{"n1", "n2", "n3"} {
 		r.provision(name, name)
-		publish(t, e, v.ID, node(name, fmt.Sprintf("192.0.2.%d", i+1)))
+		publish(t, e, v.ID, node(name, fmt.Sprintf("127.0.1.%d", i+1)))
 		sessions = append(sessions, testkit.Value(r.authenticate(v, name, name))(t))
 	}
 	for _, name := range []string{"n1", "n2", "n3"} {
 		testkit.Must(t, r.client(0).RemoveKey(ctx, entryOf(name)))
 	}
-	testkit.Must(t, grant(t, e, v.ID, node("n4", "192.0.2.4")), enforcer(t, e).Fence(ctx, block("192.0.2.1/32")))
+	fenced := block("127.0.1.1/32")
+	fenced.Force = true // loopback is this server's own
+	testkit.Must(t, grant(t, e, v.ID, node("n4", "127.0.1.4")), enforcer(t, e).Fence(ctx, fenced))
 	wantAlive(t, "fenced", sessions[:1], false)
 	unpublish(t, e, v.ID, "n2")
 	wantAlive(t, "revoked", sessions[1:2], false)
@@ -193,7 +215,7 @@ func TestFenceWithoutKeys(t *testing.T) {
 	// A host that no list names, as after an interrupted call.
 	nqn := v.Locator.(access.NVMe).NQN
 	testkit.Must(t, r.client(0).AddHost(ctx, nqn, oldHost, rpc.HostKeys{}))
-	s := r.mustConnect(v, oldHost, "192.0.2.9")
+	s := r.mustConnect(v, oldHost, "127.0.1.9")
 	testkit.Must(t, r.client(0).AllowAnyHost(ctx, nqn, true))
 	testkit.WantError(t, "compare", e.compare(ctx, e.order[0]), errs.Precondition, entryOf("n4"))
 	wantAlive(t, "unknown", []session{s}, false)
@@ -202,15 +224,14 @@ func TestFenceWithoutKeys(t *testing.T) {
 
 // A host that was admitted without its key, as by hand, has no session after the
 // comparison that began so.
-func TestHostWithoutItsKey(t *testing.T) {
-	r := newRig(t, "one")
+func testHostWithoutItsKey(t *testing.T, r *rig) {
 	e := r.engine()
 	ctx := testkit.Context(t)
 	v := keyed(t, e, "v")
 	r.provision("n1", "secret")
 	publish(t, e, v.ID, node("n1"))
 	testkit.Must(t, r.client(0).SetHostKeys(ctx, v.Locator.(access.NVMe).NQN, access.HostNQN("n1"), rpc.HostKeys{}))
-	s := r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1")
+	s := r.mustConnect(v, access.HostNQN("n1"), "127.0.1.1")
 	testkit.Must(t, e.compare(ctx, e.order[0]))
 	wantAlive(t, "unauthenticated", []session{s}, false)
 	r.wantKey(v, "n1", "secret")

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
 	"github.com/cleatproject/cleat/volume/enginetest"
 )
 
@@ -189,6 +192,63 @@ func TestMissingStore(t *testing.T) {
 	empty := r.engine(func(c *Config) { c.Targets[0].Stores = nil; r.otherRelease(c) })
 	testkit.Must(t, r.targets[0].Restart())
 	wantKind(t, testkit.Err(empty.Create(testkit.Context(t), request("new", volume.Source{}))), "create at a target that never had a store", errs.Exhausted)
+}
+
+// The target loads its store after it has answered that it has none.
+func TestStoreAppearsAfterAnswer(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	create(t, e, "v", volume.Source{})
+	for name, call := range map[string]func() error{
+		"create":   func() error { return testkit.Err(e.Create(ctx, request("new", volume.Source{}))) },
+		"capacity": func() error { return testkit.Err(e.Capacity(ctx, volume.CapacityQuery{})) },
+		"sweep":    func() error { return e.sweep(ctx, e.order[0]) },
+	} {
+		testkit.Must(t, r.targets[0].Restart())
+		r.targets[0].Forget()
+		r.targets[0].Inject(spdktest.Fault{Method: "bdev_lvol_get_lvstores", Times: 1, Hold: 300 * time.Millisecond})
+		answer := make(chan error)
+		go func() { answer <- call() }()
+		testkit.Eventually(t, "the question", func() bool { return r.targets[0].Counts()["bdev_lvol_get_lvstores"] > 0 })
+		r.offer(0)
+		wantKind(t, testkit.Receive(t, name, answer), name, errs.Unavailable)
+	}
+	create(t, e, "new", volume.Source{})
+}
+
+// The target loads an lvol after it has refused to export it: SPDK refuses what it
+// does not have as it refuses what is wrong.
+func TestLvolAppearsAfterRefusal(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	for method, refusal := range map[string]*spdktest.Error{
+		"nvmf_create_subsystem":   {Code: -32603, Message: "Unable to create subsystem " + v.Locator.(access.NVMe).NQN},
+		"nvmf_subsystem_add_ns":   {Code: -32602, Message: "Invalid parameters"},
+		"nvmf_subsystem_add_host": {Code: -32603, Message: "Internal error"},
+	} {
+		r.kill()
+		r.targets[0].Inject(spdktest.Fault{Method: method, Times: 1, Error: refusal})
+		testkit.Must(t, grant(t, e, v.ID, node("n1", "192.0.2.1")))
+		wantKind(t, e.Enforce(ctx, v.ID), "publish after the refusal of "+method, errs.Unavailable)
+		testkit.Must(t, e.Enforce(ctx, v.ID))
+	}
+}
+
+// A volume that the target has exported again since it was asked for the sessions
+// is not taken for one that does not exist.
+func TestExportAppearsDuringDelete(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	nqn := v.Locator.(access.NVMe).NQN
+	r.targets[0].Inject(spdktest.Fault{Method: "nvmf_subsystem_get_controllers", Times: 1, Error: &spdktest.Error{Code: -32602, Message: "Subsystem with NQN '" + nqn + "' not found"}})
+	wantKind(t, e.Delete(ctx, v.ID), "delete", errs.Unavailable)
+	testkit.Must(t, testkit.Err(e.Get(ctx, v.ID)), e.Delete(ctx, v.ID))
+	r.left(0)
 }
 
 // The snapshot of a copy is removed later if the target restarts meanwhile.

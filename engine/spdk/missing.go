@@ -79,9 +79,11 @@ func (e *Engine) missing(ctx context.Context, t *target, r record, err error) er
 
 func (t *target) isForgotten(uuid string) bool { return slices.Contains(t.Forget, uuid) }
 
-// missingStores returns Unavailable if a target that is selected lacks a store
-// that was there before: one with recorded objects, or one of the configuration.
-func (e *Engine) missingStores(ctx context.Context, s settings) error {
+// incomplete returns Unavailable if a target has not answered, or if its answer
+// lacks a store that was there before: one with recorded objects, or one of the
+// configuration. Another question would not do: the target can have loaded the
+// store since.
+func (e *Engine) incomplete(ctx context.Context, answers []storesOf, s settings) error {
 	volumes, err := e.records(ctx)
 	if err != nil {
 		return err
@@ -91,8 +93,9 @@ func (e *Engine) missingStores(ctx context.Context, s settings) error {
 		return err
 	}
 	var missing []string
-	for _, a := range e.askStores(ctx, s.target) {
-		if a.err != nil {
+	var unreachable error
+	for _, a := range answers {
+		if unreachable = errors.Join(unreachable, a.err); a.err != nil {
 			continue
 		}
 		has := func(uuid, name string) bool {
@@ -117,7 +120,10 @@ func (e *Engine) missingStores(ctx context.Context, s settings) error {
 			}
 		}
 	}
-	if len(missing) == 0 {
+	switch {
+	case unreachable != nil:
+		return errs.Errorf(errs.Unavailable, "no target has answered: %w", unreachable)
+	case len(missing) == 0:
 		return nil
 	}
 	return errs.Errorf(errs.Unavailable, "lvol store %s is missing now; do not create it again, but check that the configuration of the target has its bdev", strings.Join(missing, ", "))

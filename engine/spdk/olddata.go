@@ -180,7 +180,7 @@ func (b *build) zero(ctx context.Context, t *target, r record, bdev rpc.Bdev) (r
 	case l == nil:
 		return bdev, errs.Errorf(errs.Precondition, "bdev %s is no lvol", bdev.Name)
 	case !l.Thin:
-		return bdev, nil
+		return b.inflate(ctx, t, r, bdev.UUID) // by an earlier call, or still in progress
 	case l.BaseSnapshot == r.source(): // of an earlier call
 	case bdev.Size() > 0 || l.BaseSnapshot != "":
 		return bdev, errs.Errorf(errs.Precondition, "lvol %s is not what this driver has created; delete or rename it", bdev.UUID)
@@ -201,10 +201,18 @@ func (b *build) zero(ctx context.Context, t *target, r record, bdev rpc.Bdev) (r
 
 // inflate starts bdev_lvol_inflate and waits until the lvol is thick, for a limited
 // time: the target goes on, and a repeat waits again. SPDK refuses a second one of
-// the same lvol, so it is also started again when a target has restarted.
+// the same lvol, so it is also started again when a target has restarted, and shows
+// whether the first has ended: until then the disk can have the clone, which would
+// be lost with the snapshot of the volume. One lvol of a store is inflated at a time:
+// after a kill, SPDK 26.09-pre does not load those that were inflated together.
 func (b *build) inflate(ctx context.Context, t *target, r record, uuid string) (rpc.Bdev, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.zeroTime)
 	defer cancel()
+	unlock, err := b.locks.Lock(ctx, "inflate:"+r.Store)
+	if err != nil {
+		return rpc.Bdev{}, errs.Errorf(errs.Unavailable, "zeros are being written to another volume of the store: %w", context.Cause(ctx))
+	}
+	defer unlock()
 	before := int64(-1)
 	for pause := zeroPoll; ; pause = min(2*pause, maxZeroPoll) {
 		store, err := t.Client.LvolStore(ctx, r.Store) // first: the lvol takes from its free space
@@ -216,11 +224,16 @@ func (b *build) inflate(ctx context.Context, t *target, r record, uuid string) (
 			return bdev, err
 		}
 		l := bdev.Driver.Lvol
-		if l == nil || !l.Thin {
+		if l == nil {
 			return bdev, nil
 		}
+		if !l.Thin {
+			if err = t.Client.InflateLvol(ctx, uuid); !errors.Is(err, rpc.Busy) {
+				return bdev, err
+			}
+		}
 		done := l.AllocatedClusters * store.ClusterSize
-		if done == before || before < 0 {
+		if l.Thin && (done == before || before < 0) {
 			if missing := r.Size - done; missing > store.Free() {
 				return bdev, errs.Errorf(errs.Exhausted, "%d more bytes do not fit into the store, which has %d free", missing, store.Free())
 			}

@@ -2,6 +2,7 @@ package spdk
 
 import (
 	"bytes"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/enginetest"
 )
 
 // withoutUnmap restarts a target with a bdev that cannot unmap.
@@ -74,6 +76,104 @@ func (r *rig) showsZeros(what string, v volume.Volume) {
 	if b := r.read(v); bytes.Count(b, []byte{0}) < len(b) {
 		r.t.Errorf("%s shows %d bytes of a deleted volume", what, len(b)-bytes.Count(b, []byte{0}))
 	}
+}
+
+// open opens a volume, as a host does if the target is a real one.
+func (r *rig) open(e *Engine, v volume.Volume) enginetest.Device {
+	r.t.Helper()
+	if r.network == nil {
+		return r.openReal(e, v)
+	}
+	return r.disk(v)
+}
+
+// shown returns the blocks of a volume that are not zero. touched: a block of each
+// cluster is written with zeros before.
+func (r *rig) shown(e *Engine, v volume.Volume, touched bool) (dirty int) {
+	r.t.Helper()
+	d := r.open(e, v)
+	defer func() { testkit.Must(r.t, d.Close()) }()
+	b := make([]byte, cluster)
+	for offset := int64(0); offset < v.Size; offset += cluster {
+		if touched {
+			testkit.Value(d.WriteAt(make([]byte, 4096), offset))(r.t)
+		}
+		testkit.Value(d.ReadAt(b, offset))(r.t)
+		for block := range slices.Chunk(b, 4096) {
+			if bytes.Count(block, []byte{0}) < len(block) {
+				dirty++
+			}
+		}
+	}
+	return dirty
+}
+
+// testOldData reads new volumes of a store that is full of a deleted one's data
+// and cannot unmap, while the target and its controller are killed.
+func testOldData(t *testing.T, r *rig) {
+	e, ctx := r.engine(), testkit.Context(t)
+	old := withParameters("old", volume.Source{}, keyThin, "false", keyOldData, "true")
+	old.Size.Required = 512 * mib
+	v := testkit.Value(e.Create(ctx, old))(t)
+	d := r.open(e, v)
+	for secret, offset := bytes.Repeat([]byte("secret! "), cluster/8), int64(0); offset < v.Size; offset += cluster {
+		testkit.Value(d.WriteAt(secret, offset))(t)
+	}
+	testkit.Must(t, d.Close(), e.Delete(ctx, v.ID))
+
+	accepted := testkit.Value(e.Create(ctx, withParameters("accepted", volume.Source{}, keyOldData, "true")))(t)
+	if dirty := r.shown(e, accepted, true); dirty != 16*255 {
+		t.Errorf("a thin volume that accepts old data shows %d blocks of it, want all but those it has written", dirty)
+	}
+	wantKind(t, testkit.Err(e.Create(ctx, request("thin", volume.Source{}))), "a thin volume", errs.Precondition)
+	testkit.Must(t, e.Delete(ctx, accepted.ID))
+
+	restarts := 2
+	if isReal() {
+		restarts = 10
+	}
+	if r.targets != nil {
+		r.targets[0].HoldInflate(100)
+	}
+	req := withParameters("v", volume.Source{}, keyThin, "false")
+	req.Size.Required = 400 * mib
+	progress := regexp.MustCompile(`zeros are being written to 419430400 bytes, of which (\d+) are done`)
+	var done []string
+	for range restarts {
+		e = r.engine() // another controller
+		e.zeroTime = 50 * time.Millisecond
+		_, err := e.Create(ctx, req)
+		if err == nil {
+			break
+		}
+		wantKind(t, err, "a creation while zeros are written", errs.Unavailable)
+		if found := progress.FindStringSubmatch(err.Error()); found != nil {
+			done = append(done, found[1])
+		}
+		if all := testkit.Value(e.List(ctx, "", 0))(t); len(all) > 0 {
+			t.Errorf("listed before it has its zeros: %+v", all)
+		}
+		if !isReal() || r.process != nil {
+			r.kill()
+		}
+	}
+	if r.targets != nil {
+		r.targets[0].ReleaseInflate()
+	}
+	t.Logf("bytes done before kills: %v", done)
+	e = r.engine()
+	v = testkit.Value(e.Create(ctx, req))(t)
+	if dirty := r.shown(e, v, false) + r.shown(e, v, true); dirty > 0 {
+		t.Errorf("the new volume shows %d blocks of the deleted one", dirty)
+	}
+	s := takeSnap(t, e, "s", v.ID)
+	small := request("copy", volume.Source{Snapshot: s.ID})
+	small.Size.Required = v.Size
+	c := testkit.Value(e.Create(ctx, small))(t)
+	if dirty := r.shown(e, c, true); dirty > 0 {
+		t.Errorf("a copy shows %d blocks of the deleted volume", dirty)
+	}
+	r.removeAll(e)
 }
 
 // Where the bdev of a store cannot unmap, a new volume shows nothing of a deleted
@@ -226,6 +326,59 @@ func TestZerosAreWrittenInTheBackground(t *testing.T) {
 	if !bytes.Equal(r.read(v), data) {
 		t.Error("data of a complete volume was overwritten")
 	}
+	r.removeAll(e)
+}
+
+// Zeros are written to one volume of a store at a time.
+func TestZerosOfTwoVolumes(t *testing.T) {
+	r := newRig(t)
+	r.noUnmap = true
+	r.start(0)
+	e, ctx := r.engine(), testkit.Context(t)
+	r.targets[0].HoldInflate(5)
+	created := make(chan volume.Volume, 2)
+	for i, name := range []string{"v", "w"} {
+		go func() {
+			v, err := e.Create(ctx, withParameters(name, volume.Source{}, keyThin, "false"))
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			created <- v
+		}()
+		testkit.Eventually(t, "zeros for "+name, func() bool { return r.targets[0].Counts()["bdev_lvol_resize"] == i+1 })
+	}
+	r.targets[0].ReleaseInflate()
+	volumes := []volume.Volume{testkit.Receive(t, "a volume", created), testkit.Receive(t, "a volume", created)}
+	testkit.Must(t, r.targets[0].Restart())
+	r.offer(0)
+	for _, v := range volumes {
+		if conditions := testkit.Value(e.VolumeHealth(ctx, v.ID))(t); len(conditions) > 0 {
+			t.Errorf("volume %s after a restart: %+v", v.Name, conditions)
+		}
+	}
+}
+
+// SPDK shows a thick lvol before the disk has it. A volume is not complete, and its
+// snapshot stays, until then.
+func TestZerosAreOnTheDisk(t *testing.T) {
+	r := newRig(t)
+	r.noUnmap = true
+	r.start(0)
+	e, ctx := r.engine(), testkit.Context(t)
+	r.soil(e)
+	req := withParameters("v", volume.Source{}, keyThin, "false")
+	r.targets[0].HoldInflate(16)
+	r.progress(e, req, "of which 16777216 are done")
+	testkit.Must(t, r.targets[0].Restart())
+	r.targets[0].ReleaseInflate()
+	r.offer(0)
+	v := testkit.Value(e.Create(ctx, req))(t)
+	testkit.Must(t, r.targets[0].Restart())
+	r.offer(0)
+	if conditions := testkit.Value(e.VolumeHealth(ctx, v.ID))(t); len(conditions) > 0 {
+		t.Errorf("after a restart: %+v", conditions)
+	}
+	r.showsZeros("the volume", v)
 	r.removeAll(e)
 }
 

@@ -2,7 +2,6 @@ package spdk
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -41,18 +40,18 @@ func (t *target) explain(err error, format string, args ...any) error {
 	return fmt.Errorf("%s on target %s: %w", fmt.Sprintf(format, args...), t.Name, err)
 }
 
-// stores returns the lvol stores of all targets that answer and are selected.
-// The error has the targets that do not answer.
-func (e *Engine) stores(ctx context.Context, s settings) (all []place, unreachable error) {
-	for _, a := range e.askStores(ctx, s.target) {
-		unreachable = errors.Join(unreachable, a.err)
+// stores returns the lvol stores of all targets that answer and are selected, and
+// the answers, for incomplete.
+func (e *Engine) stores(ctx context.Context, s settings) (all []place, answers []storesOf) {
+	answers = e.askStores(ctx, s.target)
+	for _, a := range answers {
 		for _, store := range a.stores {
 			if a.target.serves(store, s) {
 				all = append(all, place{a.target, store})
 			}
 		}
 	}
-	return all, unreachable
+	return all, answers
 }
 
 // serves reports whether new volumes with these settings can be in a store.
@@ -103,18 +102,15 @@ func (b *build) places(ctx context.Context) ([]place, error) {
 		}
 		s.target = b.from.target
 	}
-	all, unreachable := b.stores(ctx, s)
+	all, answers := b.stores(ctx, s)
 	if b.from != nil {
 		all = slices.DeleteFunc(all, func(p place) bool { return p.store.UUID != b.from.store })
 	}
-	switch {
-	case len(all) > 0:
+	if len(all) > 0 {
 		return all, nil
-	case unreachable != nil:
-		return nil, errs.Errorf(errs.Unavailable, "no target has answered: %w", unreachable)
 	}
-	if missing := b.missingStores(ctx, s); missing != nil {
-		return nil, missing
+	if err := b.incomplete(ctx, answers, s); err != nil {
+		return nil, err
 	}
 	switch {
 	case s.store != "":
@@ -209,9 +205,11 @@ func (e *Engine) Capacity(ctx context.Context, query volume.CapacityQuery) (volu
 	if err != nil {
 		return volume.Capacity{}, err
 	}
-	places, unreachable := e.stores(ctx, s)
-	if len(places) == 0 && unreachable != nil {
-		return volume.Capacity{}, errs.Errorf(errs.Unavailable, "no target has answered: %w", unreachable)
+	places, answers := e.stores(ctx, s)
+	if len(places) == 0 {
+		if err := e.incomplete(ctx, answers, s); err != nil {
+			return volume.Capacity{}, err
+		}
 	}
 	var c volume.Capacity
 	for _, p := range places {

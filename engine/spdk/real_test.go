@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,7 +17,6 @@ import (
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/internal/store/storetest"
 	rpc "github.com/cleatproject/cleat/spdk"
-	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/testkit/nvmehost"
 	"github.com/cleatproject/cleat/volume"
@@ -29,76 +29,87 @@ import (
 // the process meanwhile.
 const socketEnvironment = "CLEAT_SPDK_SOCKET"
 
-// initiatorEnvironment names the variable with the socket of a second SPDK process on
-// this machine, which connects to the real target with TLS.
-const initiatorEnvironment = "CLEAT_SPDK_INITIATOR_SOCKET"
+// programEnvironment names the variable with a program of SPDK (nvmf_tgt): each
+// test runs it on its own, so that it can kill it.
+const programEnvironment = "CLEAT_SPDK_PROGRAM"
 
-func (r *rig) needInitiator() {
-	r.t.Helper()
-	if r.network == nil && os.Getenv(initiatorEnvironment) == "" {
-		r.t.Skipf("%s is not set, and the host of these tests has no TLS", initiatorEnvironment)
-	}
-}
+func isReal() bool { return os.Getenv(socketEnvironment)+os.Getenv(programEnvironment) != "" }
 
-// initiatorSession is a controller of the second SPDK process.
-type initiatorSession struct {
-	*rpc.Client
-	r    *rig
-	name string
-}
-
-func (s initiatorSession) Alive() bool {
-	c, err := s.NVMeController(testkit.Context(s.r.t), s.name)
-	return err == nil && c.Paths[0].State == rpc.ControllerEnabled
-}
-
-func (s initiatorSession) Close() {
-	if err := s.DetachNVMe(testkit.Context(s.r.t), s.name, nil); err != nil && !errors.Is(err, rpc.NotFound) {
-		s.r.t.Error(err)
-	}
-}
-
-// connectInitiator removes the key only after the controller, which reads it at each connect.
-func (r *rig) connectInitiator(v volume.Volume, node string, to netip.AddrPort, keys spdktest.Keys) (session, error) {
-	r.t.Helper()
-	c := testkit.Value(rpc.Open(rpc.Config{Socket: os.Getenv(initiatorEnvironment)}))(r.t)
-	s := initiatorSession{c, r, "test-" + strings.ToLower(rand.Text()[:8])}
-	attach := rpc.NVMeAttach{Name: s.name, HostNQN: access.HostNQN(node), NVMeAddress: addressOf("tcp", to)}
-	attach.SubNQN = v.Locator.(access.NVMe).NQN
-	if keys.TLS != "" {
-		attach.PSK = s.name
-		testkit.Must(r.t, c.AddKeyFile(testkit.Context(r.t), s.name, r.keyFile(keys.TLS)))
-	}
-	r.t.Cleanup(func() {
-		s.Close()
-		if keys.TLS != "" {
-			testkit.Must(r.t, c.RemoveKey(testkit.Context(r.t), s.name))
-		}
-		testkit.Must(r.t, c.Close())
-	})
-	_, err := c.AttachNVMe(testkit.Context(r.t), attach)
-	return s, err
-}
-
-// newTargetRig starts a target, the real one if there is one.
-func newTargetRig(t testing.TB) *rig {
+// newTargetRig starts a target, the real one if there is one. noUnmap: its bdev
+// cannot unmap.
+func newTargetRig(t testing.TB, noUnmap bool) *rig {
 	t.Helper()
-	socket := os.Getenv(socketEnvironment)
-	if socket == "" {
-		return newRig(t, "one")
+	if !isReal() {
+		r := newRig(t)
+		r.noUnmap = noUnmap
+		r.start(0)
+		return r
 	}
 	name := "cleat-test-" + strings.ToLower(rand.Text()[:8])
-	r := &rig{t: t, object: storetest.NewObject(store.ErrChanged), log: testkit.NewLog(t)}
-	r.endpoints = []endpoint{{socket: socket, addr: freeAddress(t), tls: freeAddress(t), store: name}}
-	disk := filepath.Join(testkit.Dir(t), "disk")
-	testkit.Must(t, os.WriteFile(disk, nil, 0o600), os.Truncate(disk, (storeMiB+2)*mib))
+	r := &rig{t: t, object: storetest.NewObject(store.ErrChanged), log: testkit.NewLog(t), noUnmap: noUnmap}
+	r.endpoints = []endpoint{{socket: os.Getenv(socketEnvironment), addr: freeAddress(t), tls: freeAddress(t), store: name}}
+	if program := os.Getenv(programEnvironment); program != "" {
+		r.endpoints[0].socket = filepath.Join(testkit.Dir(t), "rpc.sock")
+		r.process = launch(t, r.endpoints[0].socket, "--interrupt-mode", "-m", "0x1")
+	}
+	r.diskFile = filepath.Join(testkit.Dir(t), "disk")
+	testkit.Must(t, os.WriteFile(r.diskFile, nil, 0o600), os.Truncate(r.diskFile, (storeMiB+2)*mib))
 	r.real = r.client(0)
-	c, ctx := r.real, testkit.Context(t)
-	testkit.Must(t, c.CreateAIO(ctx, rpc.AIO{Name: name, Filename: disk, BlockSize: 4096, Fallocate: true}))
-	t.Cleanup(func() { r.clean(name) })
-	testkit.Must(t, c.Call(ctx, "bdev_lvol_create_lvstore", map[string]any{"bdev_name": name, "lvs_name": name, "cluster_sz": cluster}, nil))
+	r.offer(0)
+	if r.process == nil {
+		t.Cleanup(func() { r.clean(name) })
+	}
+	testkit.Must(t, r.real.Call(testkit.Context(t), "bdev_lvol_create_lvstore", map[string]any{"bdev_name": name, "lvs_name": name, "cluster_sz": cluster}, nil))
 	return r
 }
+
+// launch starts the program, which listens on the socket afterwards.
+func launch(t testing.TB, socket string, flags ...string) *testkit.Process {
+	t.Helper()
+	log := testkit.Value(os.OpenFile(socket+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))(t)
+	defer log.Close()
+	t.Cleanup(func() {
+		if text, err := os.ReadFile(log.Name()); t.Failed() && err == nil {
+			t.Logf("the end of the log of %s:\n%s", socket, text[max(0, len(text)-2000):])
+		}
+	})
+	cmd := exec.Command(os.Getenv(programEnvironment), append(flags, "--no-huge", "-s", "512", "--no-pci", "--disable-cpumask-locks", "-r", socket)...)
+	cmd.Stdout, cmd.Stderr = log, log
+	p := testkit.Start(t, cmd)
+	c := testkit.Value(rpc.Open(rpc.Config{Socket: socket}))(t)
+	testkit.Must(t, p.Until(func() error { return c.Do(testkit.Context(t), "framework_wait_init", nil) }), c.Close())
+	return p
+}
+
+// needsProgram skips a test that a running process does not suffice for.
+func (r *rig) needsProgram() {
+	r.t.Helper()
+	if r.process == nil && r.targets == nil {
+		r.t.Skipf("only a program that the test starts is killed, or is an initiator (%s)", programEnvironment)
+	}
+}
+
+// kill kills the target, starts it again, and gives its store back to it. SPDK has
+// crashed while it loaded a store: it is started again then.
+func (r *rig) kill() {
+	r.t.Helper()
+	if r.targets != nil {
+		testkit.Must(r.t, r.targets[0].Restart(), r.offered(0))
+		return
+	}
+	r.needsProgram()
+	for failure, left := errNotOffered, 5; failure != nil; left-- {
+		r.process.Kill()
+		r.process = launch(r.t, r.endpoints[0].socket, "--interrupt-mode", "-m", "0x1")
+		if failure = r.offered(0); failure != nil && left == 0 {
+			r.t.Fatal(failure)
+		} else if failure != nil {
+			r.t.Logf("the target has crashed: %v", failure)
+		}
+	}
+}
+
+var errNotOffered = errors.New("not offered yet")
 
 func freeAddress(t testing.TB) netip.AddrPort {
 	l := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)

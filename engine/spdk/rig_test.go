@@ -33,16 +33,19 @@ func TestMain(m *testing.M) {
 
 // rig has targets, and a database.
 type rig struct {
-	t         testing.TB
-	network   *spdktest.Network   // nil with a real target
-	targets   []*spdktest.Process // none with a real target
-	endpoints []endpoint          // of the targets
-	real      *rpc.Client         // of the real target, which accepts 64 connections
-	object    *storetest.Object
-	log       *testkit.Log
-	timing    spdktest.Timing // of targets that are started
-	flavour   spdktest.Flavour
-	noUnmap   bool // of the bdevs that are offered
+	t          testing.TB
+	network    *spdktest.Network   // nil with a real target
+	targets    []*spdktest.Process // none with a real target
+	endpoints  []endpoint          // of the targets
+	real       *rpc.Client         // of the real target, which accepts 64 connections
+	object     *storetest.Object
+	log        *testkit.Log
+	timing     spdktest.Timing // of targets that are started
+	flavour    spdktest.Flavour
+	noUnmap    bool             // of the bdevs that are offered
+	diskFile   string           // of the real target
+	process    *testkit.Process // the real target, if the test has started it
+	initiators []*initiator     // of a real target
 }
 
 type endpoint struct {
@@ -96,8 +99,18 @@ func (r *rig) start(i int) {
 // does at its start.
 func (r *rig) offer(i int) {
 	r.t.Helper()
-	p := r.targets[i]
-	testkit.Must(r.t, r.client(i).CreateAIO(testkit.Context(r.t), rpc.AIO{Name: "disk", Filename: filepath.Join(filepath.Dir(p.Socket()), "disk"), BlockSize: 4096, Fallocate: !r.noUnmap}))
+	testkit.Must(r.t, r.offered(i))
+}
+
+func (r *rig) offered(i int) error {
+	r.t.Helper()
+	name, file := "disk", r.diskFile
+	if file == "" {
+		file = filepath.Join(filepath.Dir(r.targets[i].Socket()), "disk")
+	} else {
+		name = r.endpoints[i].store
+	}
+	return r.client(i).CreateAIO(testkit.Context(r.t), rpc.AIO{Name: name, Filename: file, BlockSize: 4096, Fallocate: !r.noUnmap})
 }
 
 func (r *rig) client(i int) *rpc.Client {
@@ -280,8 +293,7 @@ func keys[T any](tx *store.Tx, b store.Bucket[T]) (all []string) {
 func (r *rig) interrupt(e *Engine, name string, sizeMiB int64) record {
 	r.t.Helper()
 	ctx := testkit.Context(r.t)
-	p, unreachable := e.stores(ctx, settings{target: targetName(0)})
-	testkit.Must(r.t, unreachable)
+	p, _ := e.stores(ctx, settings{target: targetName(0)})
 	left := record{
 		Name: name, Target: targetName(0), Store: p[0].store.UUID, StoreName: p[0].store.Name, Size: sizeMiB * mib, FirstSize: sizeMiB * mib,
 		Content: volume.Raw, Created: time.Now().UTC().Truncate(time.Millisecond),

@@ -12,14 +12,14 @@ import (
 	"github.com/cleatproject/cleat/volume/enginetest"
 )
 
-// TestTarget runs over the process behind CLEAT_SPDK_SOCKET (make test-spdk), or
-// over the double.
+// TestTarget runs over the process behind CLEAT_SPDK_SOCKET (make test-spdk), over
+// those that it starts with CLEAT_SPDK_PROGRAM, or over the double.
 func TestTarget(t *testing.T) {
 	if socket := os.Getenv(socketEnvironment); socket != "" {
 		var version json.RawMessage
 		testkit.Must(t, (&rig{t: t, endpoints: []endpoint{{socket: socket}}}).client(0).Call(testkit.Context(t), "spdk_get_version", nil, &version))
 		t.Logf("the target is the process behind %s: %s", socket, version)
-	} else {
+	} else if !isReal() {
 		t.Logf("%s is not set: a double stands in for SPDK", socketEnvironment)
 	}
 	t.Run("Conformance", testConformance)
@@ -38,9 +38,18 @@ func TestTarget(t *testing.T) {
 		{"RotationOfTLS", testRotationOfTLS},
 		{"ListenerWithoutTLS", testListenerWithoutTLS},
 		{"SocketWithoutTLS", testSocketWithoutTLS},
+		{"TwoReleases", testTwoReleases},
+		{"KeyOfAHost", testKeyOfAHost},
+		{"RotatedKey", testRotation},
+		{"KeysAfterARestart", testKeysAfterARestart},
+		{"FenceWithoutKeys", testFenceWithoutKeys},
+		{"HostWithoutItsKey", testHostWithoutItsKey},
+		{"TargetKilled", testTargetKilled},
 	} {
-		t.Run(test.name, func(t *testing.T) { test.run(t, newTargetRig(t)) })
+		t.Run(test.name, func(t *testing.T) { test.run(t, newTargetRig(t, false)) })
 	}
+	t.Run("OldData", func(t *testing.T) { testOldData(t, newTargetRig(t, true)) })
+	t.Run("TargetKilledWithoutUnmap", func(t *testing.T) { testTargetKilled(t, newTargetRig(t, true)) })
 }
 
 func testConformance(t *testing.T) {
@@ -55,7 +64,7 @@ func testConformance(t *testing.T) {
 		return e.Backend()
 	}
 	h := enginetest.Harness{
-		New: func(t *testing.T) volume.Backend { return start(newTargetRig(t)) },
+		New: func(t *testing.T) volume.Backend { return start(newTargetRig(t, false)) },
 		Open: func(t *testing.T, b volume.Backend, v volume.Volume) enginetest.Device {
 			if r := rigs[b.Engine]; r.network == nil {
 				return r.openReal(b.Engine.(*Engine), v)
@@ -81,7 +90,7 @@ func testConformance(t *testing.T) {
 		Parameters: map[string]string{keyIOPS: "1000"},
 		Changes:    []map[string]string{{keyIOPS: "10000"}, {keyIOPS: "20000", keyReadMB: "5"}},
 	}
-	if os.Getenv(socketEnvironment) != "" {
+	if isReal() {
 		h.OpenSnapshot = nil // a host reads snapshots by volumes made from them
 	}
 	enginetest.Run(t, h)

@@ -70,18 +70,18 @@ func TestTLS(t *testing.T) {
 	testkit.Must(t, grant(t, e, v.ID, node("n1", "192.0.2.1")))
 	testkit.WantError(t, "publish without a key", e.Enforce(ctx, v.ID), errs.Precondition, "entry "+entryOf("n1"))
 	r.provision("n1", "no key")
-	r.provision("n2", tlsSecret("n2"))
+	r.provisionKey("n2", tlsSecret("n2"))
 	testkit.Must(t, grant(t, e, v.ID, node("n2", "192.0.2.2")))
 	testkit.WantError(t, "publish with a key in another format", e.Enforce(ctx, v.ID), errs.Precondition, "nvme gen-tls-key", entryOf("n1"))
 	r.wantTLS(v, "n2", tlsSecret("n2"))
 	unpublish(t, e, v.ID, "n2")
-	r.provision("n1", tlsSecret("n1"))
+	r.provisionKey("n1", tlsSecret("n1"))
 	testkit.Must(t, e.Enforce(ctx, v.ID), e.Enforce(ctx, v.ID))
 	r.wantTLS(v, "n1", tlsSecret("n1"))
 
 	testkit.Must(t, r.targets[0].Restart())
 	r.offer(0)
-	r.provision("n1", tlsSecret("n1"))
+	r.provisionKey("n1", tlsSecret("n1"))
 	testkit.Must(t, e.compare(ctx, e.order[0]))
 	r.wantTLS(v, "n1", tlsSecret("n1"))
 	plain := create(t, e, "plain", volume.Source{})
@@ -101,17 +101,17 @@ func TestTLS(t *testing.T) {
 // A host that is not connected gets a replaced key, one that is keeps its session
 // and the former key until it is not.
 func testRotationOfTLS(t *testing.T, r *rig) {
-	r.needInitiator()
+	r.needsProgram()
 	e := r.engine()
 	ctx := testkit.Context(t)
 	v := encrypted(t, e, "v")
 	for _, n := range []string{"n1", "n2"} {
-		r.provision(n, tlsSecret("old"))
+		r.provisionKey(n, tlsSecret("old"))
 		publish(t, e, v.ID, node(n))
 	}
 	s := testkit.Value(r.connectAt(v, "n1", r.endpoints[0].tls, spdktest.Keys{TLS: tlsSecret("old")}))(t)
 	for _, n := range []string{"n1", "n2"} {
-		r.provision(n, tlsSecret("new"))
+		r.provisionKey(n, tlsSecret("new"))
 	}
 	testkit.Must(t, e.compare(ctx, e.order[0]))
 	wantAlive(t, "connected", []session{s}, true) // SPDK resets it when a handshake of another one fails
@@ -128,11 +128,11 @@ func testRotationOfTLS(t *testing.T, r *rig) {
 // A host that was admitted without its key, or where no key is needed, has no session
 // after the comparison that began so.
 func testListenerWithoutTLS(t *testing.T, r *rig) {
-	r.needInitiator()
+	r.needsProgram()
 	e := r.engine()
 	ctx := testkit.Context(t)
 	v := encrypted(t, e, "v")
-	r.provision("n1", tlsSecret("n1"))
+	r.provisionKey("n1", tlsSecret("n1"))
 	publish(t, e, v.ID, node("n1"))
 	r.openPlain(v, r.endpoints[0].addr)
 	s := testkit.Value(r.connectAt(v, "n1", r.endpoints[0].addr, spdktest.Keys{}))(t)
@@ -152,7 +152,7 @@ func testListenerWithoutTLS(t *testing.T, r *rig) {
 // that come later, and has none: no host is admitted. Neither a revocation nor a fence
 // waits for that.
 func testSocketWithoutTLS(t *testing.T, r *rig) {
-	r.needInitiator()
+	r.needsProgram()
 	e := r.engine()
 	ctx := testkit.Context(t)
 	other := create(t, e, "other", volume.Source{})
@@ -164,7 +164,7 @@ func testSocketWithoutTLS(t *testing.T, r *rig) {
 	v := encrypted(t, e, "v")
 	testkit.Must(t, r.client(0).DeleteSubsystem(ctx, v.Locator.(access.NVMe).NQN))
 	r.openPlain(other, r.endpoints[0].tls)
-	r.provision("n1", tlsSecret("n1"))
+	r.provisionKey("n1", tlsSecret("n1"))
 	testkit.Must(t, grant(t, e, v.ID, node("n1", "192.0.2.1")))
 	testkit.WantError(t, "publish", e.Enforce(ctx, v.ID), errs.Precondition, r.endpoints[0].tls.String(), nqn, "remove all listeners")
 	testkit.WantError(t, "compare", e.compare(ctx, e.order[0]), errs.Precondition, nqn)
@@ -178,7 +178,7 @@ func testSocketWithoutTLS(t *testing.T, r *rig) {
 	unpublish(t, e, v.ID, "n1")
 	testkit.Must(t, r.client(0).RemoveListener(ctx, nqn, addressOf("tcp", r.endpoints[0].tls)))
 	testkit.Must(t, grant(t, e, v.ID, node("n2", "192.0.2.2")))
-	r.provision("n2", tlsSecret("n2"))
+	r.provisionKey("n2", tlsSecret("n2"))
 	testkit.Must(t, e.compare(ctx, e.order[0]))
 	r.wantTLS(v, "n2", tlsSecret("n2"))
 	r.openPlain(other, r.endpoints[0].tls)
@@ -192,7 +192,7 @@ func TestAdoptedVolumeKeepsTLS(t *testing.T) {
 	e := r.engine()
 	v, idle := encrypted(t, e, "v"), encrypted(t, e, "idle")
 	for _, n := range []string{"n1", "n2"} {
-		r.provision(n, tlsSecret(n))
+		r.provisionKey(n, tlsSecret(n))
 	}
 	publish(t, e, v.ID, node("n1"))
 	r.object = storetest.NewObject(store.ErrChanged)

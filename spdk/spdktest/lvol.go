@@ -268,7 +268,9 @@ func setReadOnly(p *Process, _ context.Context, a args) (any, *Error) {
 }
 
 // HoldInflate keeps bdev_lvol_inflate, also after restarts, from allocating more
-// than the first clusters of an lvol, until ReleaseInflate.
+// than the first clusters of an lvol, until ReleaseInflate. One of at most as many
+// clusters is shown as thick, but does not survive a restart as such: it is lost if
+// its parent is deleted.
 func (p *Process) HoldInflate(clusters uint64) {
 	p.network.change(func() { p.inflated = &clusters })
 }
@@ -292,6 +294,9 @@ func inflate(p *Process, ctx context.Context, a args) (any, *Error) {
 	case l.clusters > l.allocated()+l.store.free():
 		return nil, textError(invalidParams, eNOSPC)
 	}
+	if slices.ContainsFunc(l.store.lvols, func(other *lvol) bool { return other.locked }) {
+		l.lost = true // 26.09-pre does not load half of such lvols after a kill
+	}
 	l.locked = true
 	defer func() { l.locked = false }()
 	for i := range l.clusters {
@@ -304,7 +309,16 @@ func inflate(p *Process, ctx context.Context, a args) (any, *Error) {
 			return nil, textError(invalidParams, eNOSPC)
 		}
 	}
+	// SPDK shows a thick lvol before the disk has it.
+	parent := l.parent
 	l.thin, l.parent = false, nil
+	for p.inflated != nil && *p.inflated >= l.clusters {
+		if !p.network.wait(ctx, forEver) {
+			l.thin, l.parent = true, parent
+			l.lost = parent != nil && l.store.lvol(parent.name) != parent
+			return nil, textError(invalidParams, eIO)
+		}
+	}
 	return true, nil
 }
 
