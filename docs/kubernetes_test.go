@@ -109,7 +109,7 @@ func TestChartValues(t *testing.T) {
 // render renders the chart for a cluster with all optional APIs.
 func render(t *testing.T, set programs.Set, values string) (string, error) {
 	t.Helper()
-	args := []string{"template", "cleat", "deploy/chart", "--namespace", "cleat-system", "--kube-version", "1.36.0", "--values", "-"}
+	args := []string{"template", "cleat", "deploy/chart", "--namespace", "cleat-system", "--kube-version", "1.37.0", "--values", "-"}
 	for _, api := range []string{"snapshot.storage.k8s.io/v1", "groupsnapshot.storage.k8s.io/v1", "csiaddons.openshift.io/v1alpha1", "monitoring.coreos.com/v1"} {
 		args = append(args, "--api-versions="+api)
 	}

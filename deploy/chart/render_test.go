@@ -2,6 +2,7 @@ package chart
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
@@ -56,6 +57,7 @@ type release struct {
 	values          string   // YAML
 	apis            []string // additional APIs of the cluster
 	crds            bool     // with CRDs
+	kubernetes      string   // version of the cluster; default 1.37.0
 }
 
 // helm renders the chart and returns the output and Helm's error.
@@ -68,7 +70,7 @@ func (r release) helm(t *testing.T) (string, error) {
 	if r.namespace == "" {
 		r.namespace = "storage"
 	}
-	args := []string{"template", r.name, ".", "--namespace", r.namespace, "--kube-version", "1.36.0", "--values", "-"}
+	args := []string{"template", r.name, ".", "--namespace", r.namespace, "--kube-version", cmp.Or(r.kubernetes, "1.37.0"), "--values", "-"}
 	for _, a := range r.apis {
 		args = append(args, "--api-versions="+a)
 	}
