@@ -34,6 +34,7 @@ func TestDisruption(t *testing.T) {
 		{"SidecarsKilled", (*workload).sidecarsKilled},
 		{"HungUnmount", (*workload).hungUnmount},
 		{"Rollout", (*workload).rollout},
+		{"Rollback", (*workload).rolledBack},
 		{"SecondInstance", (*workload).secondInstance},
 		{"Uninstalled", (*workload).uninstalled},
 		{"PodForced", (*workload).podForced},

@@ -66,7 +66,7 @@ func (s *space) end() {
 			s.Error(err)
 		}
 	}
-	if err := testCluster.Client.CoreV1().Namespaces().Delete(ctx, s.name, metav1.DeleteOptions{}); err != nil {
+	if err := testCluster.Client.CoreV1().Namespaces().Delete(ctx, s.name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		s.Error(err)
 	}
 	if err := poll(ctx, func(ctx context.Context) error {
@@ -143,6 +143,7 @@ type claim struct {
 	from       *corev1.TypedObjectReference        // snapshot or claim
 	attributes string                              // VolumeAttributesClass
 	volume     string                              // existing volume; default any
+	node       string                              // set as the scheduler does; default none
 	labels     map[string]string
 }
 
@@ -174,6 +175,9 @@ func (s *space) claim(name string, c claim) {
 		p.Spec.VolumeMode = &mode
 	}
 	p.Spec.VolumeName = c.volume
+	if c.node != "" {
+		p.Annotations = map[string]string{"volume.kubernetes.io/selected-node": c.node}
+	}
 	if c.attributes != "" {
 		p.Spec.VolumeAttributesClassName = &c.attributes
 	}

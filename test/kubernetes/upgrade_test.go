@@ -53,6 +53,18 @@ func (w *workload) rollout() {
 	}
 }
 
+// rolledBack rolls the upgraded release back to its previous revision.
+func (w *workload) rolledBack() {
+	w.mustNotDisturb(func() {
+		_, err := testCluster.Helm(w.Context(), "rollback", releases[0].name, "--namespace", system, "--wait", "--timeout", waitTimeout.String())
+		testkit.Must(w, err)
+		w.allReady(nil)
+	})
+	if changed := testkit.Value(processes(with("--log-level=debug", "--per-node")))(w); len(changed) != 0 {
+		w.Errorf("%d processes still have the argument of the upgrade", len(changed))
+	}
+}
+
 // inSystem runs kubectl in the releases' namespace.
 func (w *workload) inSystem(args ...string) string {
 	w.Helper()

@@ -47,6 +47,8 @@ func TestTwoNodes(t *testing.T) {
 	s := newTwoNodes(t, pairRelease, farRelease)
 	t.Run("Drained", func(t *testing.T) { s.with(t).drained() })
 	t.Run("Restores", func(t *testing.T) { s.with(t).restores() })
+	t.Run("NamespaceDeleted", func(t *testing.T) { s.with(t).namespaceDeleted() })
+	t.Run("FullPool", func(t *testing.T) { s.with(t).fullPool() })
 	t.Run("TopologyChanged", func(t *testing.T) { s.with(t).topologyChanged() })
 	t.Run("Lost", func(t *testing.T) { s.with(t).lost() })
 }

@@ -132,9 +132,11 @@ func outside(setup Setup) (code int, err error) {
 		}
 	}()
 	if setup.Outside != nil {
+		began := time.Now()
 		if err := setup.Outside(ctx, dir, set); err != nil {
 			return 0, err
 		}
+		fmt.Printf("cluster: images made in %.1f s\n", time.Since(began).Seconds())
 	}
 	return enter(ctx, s)
 }
@@ -254,10 +256,12 @@ func inside(m *testing.M, s *site, setup Setup) (code int) {
 	}
 	fmt.Printf("cluster: up after %.1f s\n", time.Since(began).Seconds())
 	if setup.Inside != nil {
+		began := time.Now()
 		if err := setup.Inside(ctx, c); err != nil {
 			fmt.Fprintln(os.Stderr, "cluster: set up:", err)
 			code = 1
 		}
+		fmt.Printf("cluster: set up in %.1f s\n", time.Since(began).Seconds())
 	}
 	if code == 0 {
 		code = runTests(ctx, m)
@@ -268,10 +272,12 @@ func inside(m *testing.M, s *site, setup Setup) (code int) {
 	if setup.Finish != nil {
 		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Minute)
 		defer cancel()
+		began := time.Now()
 		if err := setup.Finish(ending, c); err != nil {
 			fmt.Fprintln(os.Stderr, "cluster: finish:", err)
 			code = 1
 		}
+		fmt.Printf("cluster: finished in %.1f s\n", time.Since(began).Seconds())
 	}
 	return code
 }
