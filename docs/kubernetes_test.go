@@ -16,8 +16,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/cleatproject/cleat/internal/markdown"
+	tables "github.com/cleatproject/cleat/internal/markdown"
 	"github.com/cleatproject/cleat/test/kubernetes/programs"
+	"github.com/cleatproject/cleat/test/markdown"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -134,13 +135,13 @@ func TestMessagesOnKubernetes(t *testing.T) {
 		says["chart"] = append(says["chart"], string(text))
 	}
 	count := map[string]int{}
-	for _, row := range markdown.Rows(page(t, "docs/troubleshooting.md")) {
+	for _, row := range tables.Rows(page(t, "docs/troubleshooting.md")) {
 		texts := says[row["who"]]
 		if texts == nil {
 			continue
 		}
-		for _, message := range markdown.Spans(row["message"]) {
-			for _, part := range markdown.Parts(message) {
+		for _, message := range tables.Spans(row["message"]) {
+			for _, part := range tables.Parts(message) {
 				count[row["who"]]++
 				if !slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(text, part) }) {
 					t.Errorf("the %s does not contain %q, of the message %q", row["who"], part, message)
@@ -170,7 +171,7 @@ func TestAlerts(t *testing.T) {
 		}
 	}
 	var documented []string
-	for _, row := range markdown.Rows(page(t, "docs/monitoring.md")) {
+	for _, row := range tables.Rows(page(t, "docs/monitoring.md")) {
 		if row["alert"] != "" {
 			documented = append(documented, strings.Trim(row["alert"], "`"))
 		}

@@ -12,7 +12,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cleatproject/cleat/internal/markdown"
+	tables "github.com/cleatproject/cleat/internal/markdown"
+	"github.com/cleatproject/cleat/test/markdown"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/tree"
 )
@@ -21,7 +22,7 @@ import (
 // calls of slog in the product at WARN and above.
 func TestLogEvents(t *testing.T) {
 	listed := map[string]string{} // event -> level
-	for _, row := range markdown.Rows(markdown.Section(page(t, "docs/operations.md"), "Log events")) {
+	for _, row := range tables.Rows(markdown.Section(page(t, "docs/operations.md"), "Log events")) {
 		event, level := strings.Trim(row["event"], "`"), row["level"]
 		if _, twice := listed[event]; twice {
 			t.Errorf("operations.md lists the log event %q twice", event)

@@ -183,7 +183,9 @@ func testTargetKilled(t *testing.T, r *rig) {
 	for _, what := range slices.Sorted(maps.Keys(k.calls)) {
 		t.Logf("%6d %s", k.calls[what], what)
 	}
-	testkit.Must(t, e.sweep(testkit.Context(t), e.order[0]), e.compare(testkit.Context(t), e.order[0]))
+	compared := e.compare(testkit.Context(t), e.order[0])
+	e.order[0].note(testkit.Context(t), e, compared)
+	testkit.Must(t, e.sweep(testkit.Context(t), e.order[0]), compared)
 	known := map[string]bool{}
 	for _, v := range testkit.Value(e.records(testkit.Context(t)))(t) {
 		known[lvolName(v.Name)] = true

@@ -1,5 +1,4 @@
-// Package markdown reads the pages of docs/ for tests: sections, code blocks
-// and tables.
+// Package markdown reads the tables of pages.
 package markdown
 
 import (
@@ -7,35 +6,7 @@ import (
 	"strings"
 )
 
-// Section returns the text below a second-level heading, up to the next one, or
-// "" without such a heading.
-func Section(page, heading string) string {
-	_, after, ok := strings.Cut("\n"+page, "\n## "+heading+"\n")
-	if !ok {
-		return ""
-	}
-	text, _, _ := strings.Cut(after, "\n## ")
-	return text
-}
-
 var fence = regexp.MustCompile("(?ms)^( *)```([a-z]*)\n(.*?)^ *```$")
-
-// Blocks returns the code blocks of one language in their order, without the
-// indentation of a list.
-func Blocks(page, language string) []string {
-	var all []string
-	for _, found := range fence.FindAllStringSubmatch(page, -1) {
-		if found[2] != language {
-			continue
-		}
-		var text strings.Builder
-		for line := range strings.Lines(found[3]) {
-			text.WriteString(strings.TrimPrefix(line, found[1]))
-		}
-		all = append(all, text.String())
-	}
-	return all
-}
 
 // Row is a table row: its cells by column heading.
 type Row map[string]string

@@ -17,8 +17,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleatproject/cleat/deploy/image/oci"
-	"github.com/cleatproject/cleat/internal/markdown"
+	tables "github.com/cleatproject/cleat/internal/markdown"
 	"github.com/cleatproject/cleat/test/kubernetes/cluster"
+	"github.com/cleatproject/cleat/test/markdown"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -224,7 +225,7 @@ var (
 
 // invocations returns the kubectl and Helm calls of a page, without pipes.
 func invocations(text string) []string {
-	lines := markdown.Spans(text)
+	lines := tables.Spans(text)
 	for _, block := range markdown.Blocks(text, "sh") {
 		lines = append(lines, strings.Split(block, "\n")...)
 	}
@@ -314,10 +315,10 @@ func TestDocsMessages(t *testing.T) {
 		"csi-addons sidecar": "csi-addons-sidecar", "csi-addons manager": "csi-addons-manager", "helm": "helm", "containerd": "containerd",
 	}
 	messages := map[string][]string{}
-	for _, row := range markdown.Rows(page(t, "docs/troubleshooting.md")) {
+	for _, row := range tables.Rows(page(t, "docs/troubleshooting.md")) {
 		switch who := row["who"]; {
 		case says[who] != "":
-			messages[who] = append(messages[who], markdown.Spans(row["message"])...)
+			messages[who] = append(messages[who], tables.Spans(row["message"])...)
 		case who != "" && who != "driver" && who != "chart" && who != "cleat-csi-placement": // other texts are checked next to their page
 			t.Errorf("unknown component %q of message %q", who, row["message"])
 		}
@@ -332,7 +333,7 @@ func TestDocsMessages(t *testing.T) {
 		}
 		program := testkit.Value(os.ReadFile(path))(t)
 		for _, message := range all {
-			for _, part := range markdown.Parts(message) {
+			for _, part := range tables.Parts(message) {
 				if !bytes.Contains(program, []byte(part)) {
 					t.Errorf("the %s has no text %q of %q", who, part, message)
 				}

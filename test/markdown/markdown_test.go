@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	tables "github.com/cleatproject/cleat/internal/markdown"
 )
 
 var page = strings.ReplaceAll(`# Page
@@ -39,7 +41,7 @@ a: |
 
 func TestPage(t *testing.T) {
 	text := strings.NewReplacer("§", "`").Replace(page)
-	if diff := cmp.Diff([]Row{{"a": "'`x ` y`'", "b": "one | two"}, {"a": "", "b": "three"}, {"c": "z"}}, Rows(text)); diff != "" {
+	if diff := cmp.Diff([]tables.Row{{"a": "'`x ` y`'", "b": "one | two"}, {"a": "", "b": "three"}, {"c": "z"}}, tables.Rows(text)); diff != "" {
 		t.Error(diff)
 	}
 	if got := Section(text, "Second"); !strings.Contains(got, "In a list") || strings.Contains(got, "text") {
@@ -54,10 +56,10 @@ func TestPage(t *testing.T) {
 	if diff := cmp.Diff([]string{"a: |\n  b\n"}, Blocks(text, "yaml")); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]string{"the log of", "says"}, Parts("the log of … says …")); diff != "" {
+	if diff := cmp.Diff([]string{"the log of", "says"}, tables.Parts("the log of … says …")); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]string{"code", "more"}, Spans("some `code` and `more`")); diff != "" {
+	if diff := cmp.Diff([]string{"code", "more"}, tables.Spans("some `code` and `more`")); diff != "" {
 		t.Error(diff)
 	}
 }
