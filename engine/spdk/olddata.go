@@ -199,20 +199,51 @@ func (b *build) zero(ctx context.Context, t *target, r record, bdev rpc.Bdev) (r
 	return b.inflate(ctx, t, r, bdev.UUID)
 }
 
-// inflate starts bdev_lvol_inflate and waits until the lvol is thick, for a limited
-// time: the target goes on, and a repeat waits again. SPDK refuses a second one of
-// the same lvol, so it is also started again when a target has restarted, and shows
-// whether the first has ended: until then the disk can have the clone, which would
-// be lost with the snapshot of the volume. One lvol of a store is inflated at a time:
-// after a kill, SPDK 26.09-pre does not load those that were inflated together.
+// inflate makes an lvol thick. One lvol of a store is inflated at a time: after a kill,
+// SPDK 26.09-pre does not load those that were inflated together. So those that
+// earlier calls have begun, whose creations are not complete, are inflated first: the
+// target goes on with them when such a call has ended.
 func (b *build) inflate(ctx context.Context, t *target, r record, uuid string) (rpc.Bdev, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.zeroTime)
 	defer cancel()
 	unlock, err := b.locks.Lock(ctx, "inflate:"+r.Store)
 	if err != nil {
-		return rpc.Bdev{}, errs.Errorf(errs.Unavailable, "zeros are being written to another volume of the store: %w", context.Cause(ctx))
+		return rpc.Bdev{}, otherZeros(ctx)
 	}
 	defer unlock()
+	all, err := b.records(ctx)
+	if err != nil {
+		return rpc.Bdev{}, err
+	}
+	for _, other := range all {
+		if other.Name == r.Name || other.Store != r.Store || !other.Zeroed || other.UUID != "" {
+			continue
+		}
+		bdev, err := t.Client.Bdev(ctx, alias(other.StoreName, lvolName(other.Name)))
+		if err == nil && bdev.Size() >= other.Size { // the step before inflation
+			_, err = b.fill(ctx, t, other, bdev.UUID)
+		}
+		switch kind := errs.KindOf(err); {
+		case ctx.Err() != nil:
+			return rpc.Bdev{}, otherZeros(ctx)
+		case err == nil, kind == errs.NotFound, kind == errs.Exhausted: // it is deleted, or stands still
+		default:
+			return rpc.Bdev{}, err
+		}
+	}
+	return b.fill(ctx, t, r, uuid)
+}
+
+func otherZeros(ctx context.Context) error {
+	return errs.Errorf(errs.Unavailable, "zeros are being written to another volume of the store: %w", context.Cause(ctx))
+}
+
+// fill starts bdev_lvol_inflate and waits until the lvol is thick, until ctx ends: the
+// target goes on, and a repeat waits again. SPDK refuses a second one of the same lvol,
+// so it is also started again when a target has restarted, and shows whether the first
+// has ended: until then the disk can have the clone, which would be lost with the
+// snapshot of the volume.
+func (b *build) fill(ctx context.Context, t *target, r record, uuid string) (rpc.Bdev, error) {
 	before := int64(-1)
 	for pause := zeroPoll; ; pause = min(2*pause, maxZeroPoll) {
 		store, err := t.Client.LvolStore(ctx, r.Store) // first: the lvol takes from its free space
@@ -234,7 +265,7 @@ func (b *build) inflate(ctx context.Context, t *target, r record, uuid string) (
 		}
 		done := l.AllocatedClusters * store.ClusterSize
 		if l.Thin && (done == before || before < 0) {
-			if missing := r.Size - done; missing > store.Free() {
+			if missing := bdev.Size() - done; missing > store.Free() {
 				return bdev, errs.Errorf(errs.Exhausted, "%d more bytes do not fit into the store, which has %d free", missing, store.Free())
 			}
 			if err := t.Client.StartInflate(ctx, uuid); err != nil {
@@ -246,7 +277,7 @@ func (b *build) inflate(ctx context.Context, t *target, r record, uuid string) (
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return bdev, errs.Errorf(errs.Unavailable, "zeros are being written to %d bytes, of which %d are done: %w", r.Size, done, context.Cause(ctx))
+			return bdev, errs.Errorf(errs.Unavailable, "zeros are being written to %d bytes, of which %d are done: %w", bdev.Size(), done, context.Cause(ctx))
 		}
 	}
 }

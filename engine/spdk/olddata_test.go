@@ -358,6 +358,37 @@ func TestZerosOfTwoVolumes(t *testing.T) {
 	}
 }
 
+// A call ends while the target still writes zeros for it: those of the next volume
+// wait for them, and a target that is killed afterwards has lost neither.
+func TestZerosAfterAnEndedCall(t *testing.T) {
+	r := newRig(t)
+	r.noUnmap = true
+	r.start(0)
+	e, ctx := r.engine(), testkit.Context(t)
+	r.targets[0].HoldInflate(3)
+	first := withParameters("v", volume.Source{}, keyThin, "false")
+	r.progress(e, first, "3145728 are done")
+	begun := r.targets[0].Counts()["bdev_lvol_inflate"]
+	created := make(chan volume.Volume, 1)
+	go func() {
+		v, err := e.Create(ctx, withParameters("w", volume.Source{}, keyThin, "false"))
+		if err != nil {
+			t.Errorf("w: %v", err)
+		}
+		created <- v
+	}()
+	testkit.Eventually(t, "a request for zeros", func() bool { return r.targets[0].Counts()["bdev_lvol_inflate"] > begun })
+	r.targets[0].ReleaseInflate()
+	volumes := []volume.Volume{testkit.Receive(t, "a volume", created), testkit.Value(e.Create(ctx, first))(t)}
+	testkit.Must(t, r.targets[0].Restart())
+	r.offer(0)
+	for _, v := range volumes {
+		if conditions := testkit.Value(e.VolumeHealth(ctx, v.ID))(t); len(conditions) > 0 {
+			t.Errorf("volume %s after a restart: %+v", v.Name, conditions)
+		}
+	}
+}
+
 // SPDK shows a thick lvol before the disk has it. A volume is not complete, and its
 // snapshot stays, until then.
 func TestZerosAreOnTheDisk(t *testing.T) {
