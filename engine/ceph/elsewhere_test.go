@@ -11,8 +11,8 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Ids name neither the namespace nor the group. What another one has is not missing,
-// after a change of the configuration.
+// Ids do not name the namespace. What another one has is not missing, after a change
+// of the configuration.
 func TestOtherNamespace(t *testing.T) {
 	t.Parallel()
 	config, other := testConfig(t), testConfig(t)
@@ -61,28 +61,4 @@ func TestLimitedToANamespace(t *testing.T) {
 	deleteAll(t, e)
 	testkit.Must(t, e.Delete(testkit.Context(t), v.ID))
 	wantNoImages(t, config.Cluster.RBD.RadosNamespace)
-}
-
-func TestOtherGroup(t *testing.T) {
-	t.Parallel()
-	config, other := fsConfig(t), fsConfig(t)
-	ctx := testkit.Context(t)
-	e := openFS(t, config)
-	v := makeFS(t, e, fsRequest("v", volume.Source{}))
-	s := fsSnap(t, e, "s", v.ID)
-	closeFS(t, e)
-
-	e = openFS(t, other)
-	_, err := e.Get(ctx, v.ID)
-	group := config.Cluster.CephFS.SubvolumeGroup
-	testkit.WantError(t, "Get", err, errs.Precondition, group)
-	testkit.WantError(t, "Delete", e.Delete(ctx, v.ID), errs.Precondition, group)
-	testkit.WantError(t, "DeleteSnapshot", e.DeleteSnapshot(ctx, s.ID), errs.Precondition, group)
-	closeFS(t, e)
-
-	e = openFS(t, config)
-	testkit.Must(t, e.DeleteSnapshot(ctx, s.ID), e.Delete(ctx, v.ID))
-	closeFS(t, e)
-	e = openFS(t, other)
-	testkit.Must(t, e.DeleteSnapshot(ctx, s.ID), e.Delete(ctx, v.ID))
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"path"
 	"time"
 
 	"github.com/ceph/go-ceph/cephfs"
@@ -214,13 +213,6 @@ func (e *FS) find(id volume.ID) (*subvolume, error) {
 		err = e.checkRecorded(s)
 	}
 	if is(err, notFound) || err == nil && (withoutDashes(s.uuid) != v.uuid || s.record == nil) {
-		err := e.manager.notInGroup("volume "+string(id), func(m fsManager) (bool, error) {
-			i, err := m.info(imageName(v.hash))
-			return err == nil && withoutDashes(path.Base(i.Path)) == v.uuid, err
-		})
-		if err != nil {
-			return nil, err
-		}
 		e.index.drop(id)
 		return nil, noVolume(id)
 	}

@@ -115,32 +115,6 @@ func (m fsManager) makeGroup() error {
 	return err
 }
 
-// notInGroup returns nil if no other group of the file system has what is missing in
-// this one: ids do not name the group, and the configuration can have had another.
-func (m fsManager) notInGroup(what string, has func(fsManager) (bool, error)) error {
-	out, err := m.do("subvolumegroup ls", nil)
-	if err != nil {
-		return err
-	}
-	var groups []struct{ Name string }
-	if err := json.Unmarshal(out, &groups); err != nil {
-		return fmt.Errorf("fs subvolumegroup ls: %w", err)
-	}
-	for _, g := range groups {
-		if g.Name == m.group {
-			continue
-		}
-		found, err := has(fsManager{conn: m.conn, fs: m.fs, group: g.Name})
-		if ignoreMissing(err) != nil {
-			return err
-		}
-		if found {
-			return errs.Errorf(errs.Precondition, "%s is in subvolume group %s of file system %s, and subvolumeGroup of the configuration is %s; set it to that group, or use a driver that has it", what, g.Name, m.fs, m.group)
-		}
-	}
-	return nil
-}
-
 // subvolumeInfo is the part of "fs subvolume info" that adopted volumes need.
 type subvolumeInfo struct {
 	Path  string

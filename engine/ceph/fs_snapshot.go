@@ -199,22 +199,16 @@ func (e *FS) findSnapshot(id volume.SnapshotID) (fsSnapshot, error) {
 	if !own || want.fs != e.id {
 		return fsSnapshot{}, missing
 	}
-	elsewhere := func() error {
-		return cmp.Or(e.manager.notInGroup("snapshot "+string(id), func(m fsManager) (bool, error) {
-			_, err := m.do("subvolume snapshot info", map[string]any{"sub_name": imageName(want.volume), "snap_name": snapName(want.hash)})
-			return err == nil, err
-		}), missing)
-	}
 	s, err := e.mount.inspect(imageName(want.volume))
 	if is(err, notFound) {
-		return fsSnapshot{}, elsewhere()
+		return fsSnapshot{}, missing
 	}
 	if err != nil {
 		return fsSnapshot{}, err
 	}
 	r, recorded := s.snapRecords[want.hash]
 	if !recorded {
-		return fsSnapshot{}, elsewhere()
+		return fsSnapshot{}, missing
 	}
 	found := fsSnapshot{dir: s.name, hash: want.hash, record: r}
 	err = e.mount.use(func(i *cephfs.MountInfo) (err error) {
