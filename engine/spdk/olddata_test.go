@@ -329,6 +329,18 @@ func TestZerosAreWrittenInTheBackground(t *testing.T) {
 	r.removeAll(e)
 }
 
+// wantKept restarts the target, which must not have lost the volumes.
+func (r *rig) wantKept(e *Engine, volumes ...volume.Volume) {
+	r.t.Helper()
+	testkit.Must(r.t, r.targets[0].Restart())
+	r.offer(0)
+	for _, v := range volumes {
+		if conditions := testkit.Value(e.VolumeHealth(testkit.Context(r.t), v.ID))(r.t); len(conditions) > 0 {
+			r.t.Errorf("volume %s after a restart: %+v", v.Name, conditions)
+		}
+	}
+}
+
 // Zeros are written to one volume of a store at a time.
 func TestZerosOfTwoVolumes(t *testing.T) {
 	r := newRig(t)
@@ -349,13 +361,7 @@ func TestZerosOfTwoVolumes(t *testing.T) {
 	}
 	r.targets[0].ReleaseInflate()
 	volumes := []volume.Volume{testkit.Receive(t, "a volume", created), testkit.Receive(t, "a volume", created)}
-	testkit.Must(t, r.targets[0].Restart())
-	r.offer(0)
-	for _, v := range volumes {
-		if conditions := testkit.Value(e.VolumeHealth(ctx, v.ID))(t); len(conditions) > 0 {
-			t.Errorf("volume %s after a restart: %+v", v.Name, conditions)
-		}
-	}
+	r.wantKept(e, volumes...)
 }
 
 // A call ends while the target still writes zeros for it: those of the next volume
@@ -380,13 +386,7 @@ func TestZerosAfterAnEndedCall(t *testing.T) {
 	testkit.Eventually(t, "a request for zeros", func() bool { return r.targets[0].Counts()["bdev_lvol_inflate"] > begun })
 	r.targets[0].ReleaseInflate()
 	volumes := []volume.Volume{testkit.Receive(t, "a volume", created), testkit.Value(e.Create(ctx, first))(t)}
-	testkit.Must(t, r.targets[0].Restart())
-	r.offer(0)
-	for _, v := range volumes {
-		if conditions := testkit.Value(e.VolumeHealth(ctx, v.ID))(t); len(conditions) > 0 {
-			t.Errorf("volume %s after a restart: %+v", v.Name, conditions)
-		}
-	}
+	r.wantKept(e, volumes...)
 }
 
 // SPDK shows a thick lvol before the disk has it. A volume is not complete, and its
@@ -404,11 +404,7 @@ func TestZerosAreOnTheDisk(t *testing.T) {
 	r.targets[0].ReleaseInflate()
 	r.offer(0)
 	v := testkit.Value(e.Create(ctx, req))(t)
-	testkit.Must(t, r.targets[0].Restart())
-	r.offer(0)
-	if conditions := testkit.Value(e.VolumeHealth(ctx, v.ID))(t); len(conditions) > 0 {
-		t.Errorf("after a restart: %+v", conditions)
-	}
+	r.wantKept(e, v)
 	r.showsZeros("the volume", v)
 	r.removeAll(e)
 }
