@@ -81,17 +81,14 @@ func TestInvalidClassIsRejected(t *testing.T) {
 	}
 }
 
-// Mount options with effects beyond the mount are rejected, with a pod event.
+// Mount options with effects beyond the mount are rejected before a volume exists.
 func TestUnsupportedMountOptionIsRejected(t *testing.T) {
 	t.Parallel()
 	s := newVolumes(t)
 	s.claim("files", claim{size: "16Mi", class: s.class(perNodeDriver, map[string]string{"fsType": "ext4"},
 		func(k *storagev1.StorageClass) { k.MountOptions = []string{"bind"} })})
 	s.start("p", pod{mounts: map[string]string{"/data": "files"}})
-	s.event("p", "bind")
-	if d := s.devices(s.bound("files")); len(d) != 0 {
-		t.Errorf("got devices %v, want none", d)
-	}
+	s.event("files", "mount option bind is not allowed")
 }
 
 // A volume of a class with Retain keeps its data after its claim is deleted, and

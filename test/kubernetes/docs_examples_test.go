@@ -254,6 +254,15 @@ func TestDocsCommands(t *testing.T) {
 	help := map[string]string{}
 	ask := func(program string, words []string) string {
 		key := program + " " + strings.Join(words, " ")
+		if key == "kubectl cleat" { // the plugin
+			if help[key] == "" {
+				out, err := exec.CommandContext(t.Context(), filepath.Join(testCluster.Dir, "bin", "cleat"), "kubectl", "why", "--help").Output()
+				if help[key] = string(out); err != nil {
+					t.Errorf("%s: %v", key, err)
+				}
+			}
+			return help[key]
+		}
 		if help[key] == "" {
 			run := testCluster.Helm
 			var options string

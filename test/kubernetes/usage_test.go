@@ -21,7 +21,7 @@ import (
 )
 
 // notPlacement selects the pods with the driver of a release.
-const notPlacement = ",app.kubernetes.io/component!=csi-placement"
+const notPlacement = ",app.kubernetes.io/component notin (csi-placement,snapshot-controller)"
 
 // usage samples the resource usage of a release's containers from their
 // cgroups, which the kubelet reads only every ten seconds.
@@ -82,6 +82,9 @@ func containersOf(ctx context.Context, release string) ([]*container, error) {
 		statuses := append(slices.Clone(p.Status.InitContainerStatuses), p.Status.ContainerStatuses...)
 		for _, spec := range append(slices.Clone(p.Spec.InitContainers), p.Spec.Containers...) {
 			i := slices.IndexFunc(statuses, func(s corev1.ContainerStatus) bool { return s.Name == spec.Name })
+			if i >= 0 && statuses[i].State.Terminated != nil && statuses[i].State.Terminated.ExitCode == 0 {
+				continue // a container that only prepares
+			}
 			if i < 0 || statuses[i].State.Running == nil {
 				return nil, fmt.Errorf("container %s of pod %s does not run", spec.Name, p.Name)
 			}

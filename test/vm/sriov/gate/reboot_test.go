@@ -117,7 +117,8 @@ func (r *rebooted) powerLossDuringSteps() {
 	r.startDaemon(daemon.Apply)
 	r.Await("the daemon reports the interruption", func() bool { return strings.Contains(r.daemon.Log(), "previous process was interrupted") })
 	r.script(3, true) // only the number is as desired
-	r.startPlugin()
+	r.put(pluginConfig, config)
+	r.runPlugin() // the daemon enables it at any time
 	r.serves()
 }
 
