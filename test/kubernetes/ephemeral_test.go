@@ -116,7 +116,7 @@ func TestInvalidInlineEphemeralVolumeIsRejected(t *testing.T) {
 		attributes map[string]string
 		why        string
 	}{
-		"key":     {perNodeDriver, map[string]string{"provisionning": "thick"}, `parameter "provisionning" is not known; did you mean "provisioning"?`},
+		"key":     {perNodeDriver, map[string]string{"provisionning": "thick"}, `attribute "provisionning" of the inline volume is not known; did you mean "provisioning"?`},
 		"size":    {perNodeDriver, map[string]string{"Size": "1Gi"}, `did you mean "size"?`},
 		"value":   {perNodeDriver, map[string]string{"readAheadKiB": "much"}, `readAheadKiB "much" is not a number of KiB from 0 to 1048576`},
 		"amount":  {perNodeDriver, map[string]string{"size": "many"}, "many"},
