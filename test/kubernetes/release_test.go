@@ -73,7 +73,7 @@ csi:
   extraInitContainers:
   - {name: before, image: cleat.local/busybox:local, imagePullPolicy: Never, command: [/bin/sh, -c, "echo before >/extra/a"], volumeMounts: [{name: extra, mountPath: /extra}]}
   extraContainers:
-  - {name: beside, image: cleat.local/busybox:local, imagePullPolicy: Never, command: [/bin/sh, -c, "cat /extra/a && exec sleep 1000000"], volumeMounts: [{name: extra, mountPath: /extra}]}
+  - {name: beside, image: cleat.local/busybox:local, imagePullPolicy: Never, command: [/bin/sh, -c, "cat /extra/a && exec sleep 1000000"], resources: {requests: {memory: 8Mi}, limits: {memory: 16Mi}}, volumeMounts: [{name: extra, mountPath: /extra}]}
   placement:
     replicaCount: 2
     updateStrategy: {type: RollingUpdate}
