@@ -14,12 +14,12 @@ type Answer struct {
 	Reason   string   `json:"reason"`   // one or two sentences
 	Evidence []string `json:"evidence"` // what was read: conditions, statuses, events with their age
 	Next     []string `json:"next"`     // commands, or what to do
-	Unread   []string `json:"unread"`   // what could not be read
+	NotRead  []string `json:"notRead"`  // what could not be read
 }
 
 // newAnswer describes an object that waits.
 func newAnswer(object, reason string, args ...any) Answer {
-	return Answer{Object: object, Waiting: true, Reason: fmt.Sprintf(reason, args...), Evidence: []string{}, Next: []string{}, Unread: []string{}}
+	return Answer{Object: object, Waiting: true, Reason: fmt.Sprintf(reason, args...), Evidence: []string{}, Next: []string{}, NotRead: []string{}}
 }
 
 // done describes an object that needs nothing.

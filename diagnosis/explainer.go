@@ -31,12 +31,12 @@ func snapshot(plural string) schema.GroupVersionResource {
 	return resource("snapshot.storage.k8s.io", "v1", plural)
 }
 
-// Explainer answers one question; the API server is read once for it.
+// Explainer answers one question from the API server.
 type Explainer struct {
 	client   dynamic.Interface
 	now      time.Time
 	messages []message
-	unread   []string
+	notRead  []string
 }
 
 // New makes no API call. now is compared with the times of events and conditions.
@@ -46,7 +46,7 @@ func New(client dynamic.Interface, now time.Time) *Explainer {
 
 // Why explains what a pod or a claim waits for. kind is one of pod and pvc, or
 // another name that kubectl has for them. The error is one of the object itself;
-// other objects that cannot be read are in Unread.
+// other objects that cannot be read are in NotRead.
 func (e *Explainer) Why(ctx context.Context, kind, namespace, name string) (Answer, error) {
 	var a Answer
 	switch strings.ToLower(kind) {
@@ -74,7 +74,7 @@ func (e *Explainer) Why(ctx context.Context, kind, namespace, name string) (Answ
 	if a.Waiting && len(a.Next) == 0 {
 		a.next("kubectl -n %s describe %s %s", namespace, kind, name)
 	}
-	a.Unread = append(a.Unread, e.unread...)
+	a.NotRead = append(a.NotRead, e.notRead...)
 	return a, nil
 }
 
@@ -99,8 +99,8 @@ func (e *Explainer) note(err error, of schema.GroupVersionResource) bool {
 	if apierrors.IsForbidden(err) {
 		text = of.Resource + ": you have no right to read them"
 	}
-	if !slices.Contains(e.unread, text) {
-		e.unread = append(e.unread, text)
+	if !slices.Contains(e.notRead, text) {
+		e.notRead = append(e.notRead, text)
 	}
 	return false
 }

@@ -40,7 +40,7 @@ func (e *Explainer) Status(ctx context.Context) ([]Finding, []string) {
 	slices.SortStableFunc(all, func(a, b Finding) int {
 		return cmp.Or(-compareBool(a.Problem, b.Problem), strings.Compare(a.Node, b.Node), strings.Compare(a.Object, b.Object))
 	})
-	return all, e.unread
+	return all, e.notRead
 }
 
 func compareBool(a, b bool) int {
@@ -189,7 +189,7 @@ func (e *Explainer) Volumes(ctx context.Context) ([]Volume, []string) {
 	slices.SortFunc(all, func(a, b Volume) int {
 		return cmp.Or(strings.Compare(a.Claim, b.Claim), strings.Compare(a.Name, b.Name))
 	})
-	return all, e.unread
+	return all, e.notRead
 }
 
 func nodesOf(v *corev1.PersistentVolume, attachments []*storagev1.VolumeAttachment) []string {

@@ -200,8 +200,8 @@ func TestWhy(t *testing.T) {
 			e := New(testClient(t, common+"\n---\n"+c.objects), now)
 			a := testkit.Value(e.Why(t.Context(), kind, "shop", of))(t)
 			t.Logf("%s: %s\nread: %q\nnext: %q", a.Object, a.Reason, a.Evidence, a.Next)
-			if a.Waiting == c.ready || !strings.Contains(a.Reason, c.reason) || len(a.Unread) > 0 {
-				t.Errorf("waiting %t, unread %q, want reason %q", a.Waiting, a.Unread, c.reason)
+			if a.Waiting == c.ready || !strings.Contains(a.Reason, c.reason) || len(a.NotRead) > 0 {
+				t.Errorf("waiting %t, notRead %q, want reason %q", a.Waiting, a.NotRead, c.reason)
 			}
 			if !strings.Contains(strings.Join(a.Next, "\n"), c.next) || !strings.Contains(strings.Join(a.Evidence, "\n"), c.evidence) {
 				t.Errorf("want next %q, evidence %q", c.next, c.evidence)
@@ -227,8 +227,8 @@ func TestRights(t *testing.T) {
 		if strings.Contains(a.Reason, "does not exist") || strings.Contains(strings.Join(a.Evidence, ""), "no CSIDriver") || !a.Waiting {
 			t.Errorf("without %s: %q %q", plural, a.Reason, a.Evidence)
 		}
-		if asked := a.Reason != all.Reason; asked && !slices.ContainsFunc(a.Unread, func(u string) bool { return strings.HasPrefix(u, plural+":") }) {
-			t.Errorf("without %s the answer is another one (%q), and does not say why: %q", plural, a.Reason, a.Unread)
+		if asked := a.Reason != all.Reason; asked && !slices.ContainsFunc(a.NotRead, func(u string) bool { return strings.HasPrefix(u, plural+":") }) {
+			t.Errorf("without %s the answer is another one (%q), and does not say why: %q", plural, a.Reason, a.NotRead)
 		}
 	}
 	c := testClient(t, common)
@@ -247,14 +247,14 @@ func TestRights(t *testing.T) {
 func TestStatusAndVolumes(t *testing.T) {
 	objects := common + driverPod("{phase: Running}") + unregistered + podOf("bound", scheduled) + "{phase: Running}" +
 		"\n---\napiVersion: csiaddons.openshift.io/v1alpha1\nkind: NetworkFence\nmetadata: {name: old}\nspec: {fenceState: Fenced, cidrs: [192.0.2.9/32]}\nstatus: {result: Succeeded}"
-	all, unread := New(testClient(t, objects), now).Status(t.Context())
-	if len(all) != 2 || len(unread) > 0 || !all[0].Problem || all[1].Problem || !strings.Contains(all[0].State, "csi.cleat.dev is not registered") || !strings.Contains(all[1].State, "Fenced 192.0.2.9/32: Succeeded") {
-		t.Errorf("status: %+v, unread %q", all, unread)
+	all, notRead := New(testClient(t, objects), now).Status(t.Context())
+	if len(all) != 2 || len(notRead) > 0 || !all[0].Problem || all[1].Problem || !strings.Contains(all[0].State, "csi.cleat.dev is not registered") || !strings.Contains(all[1].State, "Fenced 192.0.2.9/32: Succeeded") {
+		t.Errorf("status: %+v, notRead %q", all, notRead)
 	}
-	volumes, unread := New(testClient(t, objects), now).Volumes(t.Context())
+	volumes, notRead := New(testClient(t, objects), now).Volumes(t.Context())
 	want := Volume{Name: "pvc-1", Claim: "shop/bound", Size: "1Gi", Driver: "csi.cleat.dev", Nodes: []string{"node-1"}, Pods: []string{"db"}}
-	if len(volumes) != 1 || len(unread) > 0 || !slices.Equal(volumes[0].Pods, want.Pods) || !slices.Equal(volumes[0].Nodes, want.Nodes) || volumes[0].Claim != want.Claim || volumes[0].Size != want.Size {
-		t.Errorf("volumes: %+v, unread %q", volumes, unread)
+	if len(volumes) != 1 || len(notRead) > 0 || !slices.Equal(volumes[0].Pods, want.Pods) || !slices.Equal(volumes[0].Nodes, want.Nodes) || volumes[0].Claim != want.Claim || volumes[0].Size != want.Size {
+		t.Errorf("volumes: %+v, notRead %q", volumes, notRead)
 	}
 }
 

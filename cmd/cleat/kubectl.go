@@ -116,7 +116,7 @@ func answerView(a diagnosis.Answer) cli.View {
 	for _, part := range []struct {
 		title string
 		lines []string
-	}{{"Read", a.Evidence}, {"Next", a.Next}, {"Not read", a.Unread}} {
+	}{{"Read", a.Evidence}, {"Next", a.Next}, {"Not read", a.NotRead}} {
 		if len(part.lines) > 0 {
 			fmt.Fprintf(&b, "\n\n%s:\n  %s", part.title, strings.Join(part.lines, "\n  "))
 		}
@@ -137,7 +137,7 @@ nothing is wrong and all was read.`,
 	q.addFlags(c.Flags())
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		return q.ask(cmd, func(ctx context.Context, e *diagnosis.Explainer) error {
-			all, unread := e.Status(ctx)
+			all, missing := e.Status(ctx)
 			t := cli.Table{Header: []string{"STATE", "OBJECT", "NODE", "DETAIL", "NEXT"}}
 			wrong := 0
 			for _, f := range all {
@@ -147,7 +147,7 @@ nothing is wrong and all was read.`,
 				}
 				t.Add(state, f.Object, f.Node, f.State, f.Next)
 			}
-			err := errors.Join(cli.Print(cmd.OutOrStdout(), q.format, t, all), notRead(unread))
+			err := errors.Join(cli.Print(cmd.OutOrStdout(), q.format, t, all), notRead(missing))
 			switch {
 			case wrong > 0:
 				return errors.Join(err, fmt.Errorf("wrong: %d of %d", wrong, len(all)))
@@ -171,20 +171,20 @@ func newClusterVolumesCommand() *cobra.Command {
 	q.addFlags(c.Flags())
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		return q.ask(cmd, func(ctx context.Context, e *diagnosis.Explainer) error {
-			all, unread := e.Volumes(ctx)
+			all, missing := e.Volumes(ctx)
 			t := cli.Table{Header: []string{"CLAIM", "VOLUME", "SIZE", "DRIVER", "PHASE", "NODES", "PODS"}}
 			for _, v := range all {
 				t.Add(v.Claim, v.Name, v.Size, v.Driver, v.Phase, strings.Join(v.Nodes, ","), strings.Join(v.Pods, ","))
 			}
-			return errors.Join(cli.Print(cmd.OutOrStdout(), q.format, t, all), notRead(unread))
+			return errors.Join(cli.Print(cmd.OutOrStdout(), q.format, t, all), notRead(missing))
 		})
 	}
 	return c
 }
 
-func notRead(unread []string) error {
-	if len(unread) == 0 {
+func notRead(missing []string) error {
+	if len(missing) == 0 {
 		return nil
 	}
-	return fmt.Errorf("not read: %s", strings.Join(unread, "; "))
+	return fmt.Errorf("not read: %s", strings.Join(missing, "; "))
 }

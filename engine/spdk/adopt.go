@@ -116,7 +116,7 @@ func addHostAddrs(hosts, from map[string][]netip.Addr) (changed bool) {
 	return changed
 }
 
-// forgetHosts forgets the hosts of before the adoption that lose the volume, are
+// forgetHosts forgets the hosts admitted before the adoption that lose the volume, are
 // not connected any more, or have a grant: from now on, a host gets the volume by
 // a grant.
 func (e *Engine) forgetHosts(ctx context.Context, r record, loses func(host string) bool) (record, error) {
@@ -145,7 +145,7 @@ func (e *Engine) forgetHosts(ctx context.Context, r record, loses func(host stri
 	})
 }
 
-// withoutHosts removes some hosts of before the adoption from the record.
+// withoutHosts removes some hosts admitted before the adoption from the record.
 func (e *Engine) withoutHosts(ctx context.Context, r record, leaves func(host string, addrs []netip.Addr) bool) (record, error) {
 	left := r.without(leaves)
 	if len(left.Hosts) == len(r.Hosts) {

@@ -18,7 +18,7 @@ import (
 // Fences whose evidence is not in the grants: none is confirmed while a session
 // of a fenced client is left.
 
-const oldHost = "nqn.2014-08.org.example:old" // of before the adoption
+const oldHost = "nqn.2014-08.org.example:old" // admitted before the adoption
 
 // disconnect keeps controllers from a target, whose data path goes on.
 func (r *rig) disconnect() { r.targets[0].Inject(spdktest.Fault{Instead: spdktest.Drop}) }
@@ -70,7 +70,7 @@ func TestFenceAfterOverlappingUnpublishes(t *testing.T) {
 	r.unconfirmed(b, "192.0.2.1/32", s)
 }
 
-// A host of before the adoption, which has no grant: connected, and later not.
+// A host admitted before the adoption, which has no grant: connected, and later not.
 func TestFenceOfAdoptedHost(t *testing.T) {
 	r := newRig(t, "one")
 	e := r.engine()
@@ -232,7 +232,7 @@ func TestComparedByAnother(t *testing.T) {
 	}
 }
 
-// A repair of another controller, with the hosts of before the adoption as they
+// A repair of another controller, with the hosts admitted before the adoption as they
 // were, is slower than a fence.
 func TestFenceDuringRepairOfAnotherController(t *testing.T) {
 	r := newRig(t, "one")

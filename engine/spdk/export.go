@@ -27,7 +27,7 @@ func (e *Engine) Revoke(ctx context.Context, id volume.ID, node string) error {
 	return e.correct(ctx, id, true, func(host string) bool { return node == "" || host == e.config.HostNQN(node) })
 }
 
-// correct makes an export what the records say, without the hosts of before the
+// correct makes an export what the records say, without the hosts admitted before the
 // adoption that lose the volume.
 func (e *Engine) correct(ctx context.Context, id volume.ID, revokes bool, loses func(host string) bool) error {
 	err := e.locked(ctx, id, func(r record) error {
@@ -206,7 +206,7 @@ func (x *export) apply(ctx context.Context, desired []string) error {
 	return x.listen(ctx, s)
 }
 
-// readAgain reads the record of the volume, which has the hosts of before the
+// readAgain reads the record of the volume, which has the hosts admitted before the
 // adoption, and the hosts to admit. It is not found if another controller has
 // deleted the volume.
 func (x *export) readAgain(ctx context.Context) (unchanged, found bool, hosts []string, err error) {

@@ -204,7 +204,7 @@ func testAdopt(t *testing.T, r *rig) {
 
 	publish(t, e, id, node("n1", "127.0.1.1"))
 	if !old.Alive() {
-		t.Error("the session of before the adoption has ended")
+		t.Error("the session from before the adoption has ended")
 	}
 	r.mustConnect(v, access.HostNQN("n1"), "127.0.1.1").Close()
 	r.refused(v, "nqn.2014-08.org.example:new")

@@ -283,7 +283,7 @@ func (f *fencing) result(all []netip.Prefix) error {
 	if len(failed) == 0 {
 		return nil
 	}
-	return &volume.NotEnforced{Blocks: blocks, Err: few(failed)}
+	return &volume.NotEnforced{Blocks: blocks, Err: joinFirst(failed)}
 }
 
 // takeOverTime after its start, a controller proves no fence: until then a request of
@@ -329,7 +329,7 @@ func (e *Engine) observe(ctx context.Context, t *target, s state) (o observed, e
 			ids = append(ids, r.id())
 		}
 	}
-	o.pairs, o.unread = e.connections(ctx, t, ids)
+	o.pairs, o.readErrors = e.connections(ctx, t, ids)
 	return o, nil
 }
 
@@ -338,8 +338,8 @@ func (e *Engine) observe(ctx context.Context, t *target, s state) (o observed, e
 // executes them on a core that also moves data.
 const parallelRequests = 8
 
-func (e *Engine) connections(ctx context.Context, t *target, ids []volume.ID) (found map[volume.ID][]rpc.QueuePair, unread map[volume.ID]error) {
-	found, unread = map[volume.ID][]rpc.QueuePair{}, map[volume.ID]error{}
+func (e *Engine) connections(ctx context.Context, t *target, ids []volume.ID) (found map[volume.ID][]rpc.QueuePair, readErrors map[volume.ID]error) {
+	found, readErrors = map[volume.ID][]rpc.QueuePair{}, map[volume.ID]error{}
 	var mu sync.Mutex
 	var silent error
 	var reads errgroup.Group
@@ -355,7 +355,7 @@ func (e *Engine) connections(ctx context.Context, t *target, ids []volume.ID) (f
 			mu.Lock()
 			defer mu.Unlock()
 			if found[id] = pairs; err != nil {
-				unread[id] = err
+				readErrors[id] = err
 			}
 			if errs.KindOf(err) == errs.Unavailable {
 				silent = err
@@ -363,8 +363,8 @@ func (e *Engine) connections(ctx context.Context, t *target, ids []volume.ID) (f
 			return nil
 		})
 	}
-	_ = reads.Wait() // its errors are in unread
-	return found, unread
+	_ = reads.Wait() // its errors are in readErrors
+	return found, readErrors
 }
 
 func (e *Engine) connectionsOf(ctx context.Context, t *target, id volume.ID) ([]rpc.QueuePair, error) {

@@ -161,7 +161,7 @@ func testRotation(t *testing.T, r *rig) {
 	testkit.Must(t, e.compare(ctx, e.order[0]), e.compare(ctx, e.order[0]))
 	r.wantKey(v, "n1", "new")
 	if !s.Alive() {
-		t.Error("the session of before the rotation has ended")
+		t.Error("the session from before the rotation has ended")
 	}
 	if ring := testkit.Value(r.client(0).Keyring(ctx))(t); len(ring) != 1 {
 		t.Errorf("hosts have a removed key: keyring %+v", ring)

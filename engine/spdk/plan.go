@@ -87,10 +87,10 @@ func (s state) waiting(target string, all []netip.Prefix) (blocks []netip.Prefix
 // observed is what a target shows.
 type observed struct {
 	exports map[string]rpc.Subsystem // by NQN
-	// pairs are the connections of the volumes that have, or can have, clients; unread
+	// pairs are the connections of the volumes that have, or can have, clients; readErrors
 	// has why they are not known.
-	pairs  map[volume.ID][]rpc.QueuePair
-	unread map[volume.ID]error
+	pairs      map[volume.ID][]rpc.QueuePair
+	readErrors map[volume.ID]error
 }
 
 // steps lead a target to where the fences are proved: without any they are. What
@@ -98,7 +98,7 @@ type observed struct {
 type steps struct {
 	adopt  []string                // UUIDs of exported volumes that no record has
 	learn  map[string][]netip.Addr // addresses of clients that are connected from fenced ones, by node
-	forget []record                // without hosts of before the adoption that are fenced, or come from nowhere known
+	forget []record                // without hosts admitted before the adoption that are fenced, or come from nowhere known
 	// correct are the volumes whose exports admit a host that the records do not, or
 	// have a session of such a host.
 	correct []volume.ID
@@ -143,7 +143,7 @@ func (e *Engine) planVolume(s state, r record, x rpc.Subsystem, o observed, p *s
 	if r.isVolume() {
 		desired = e.hostNQNs(r, clientsOf(s.Admitted(id)))
 	}
-	if err := o.unread[id]; err != nil {
+	if err := o.readErrors[id]; err != nil {
 		p.unproved = errors.Join(p.unproved, err)
 		p.unknown = p.unknown || errs.KindOf(err) != errs.Unavailable // the target answers
 	}

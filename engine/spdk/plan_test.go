@@ -37,7 +37,7 @@ func newPlanCase(t *testing.T) *planCase {
 		},
 		export: &rpc.Subsystem{NQN: r.nqn(), Namespaces: []rpc.SubsystemDisk{{Bdev: r.UUID}}, Hosts: []rpc.AllowedHost{{NQN: "n1"}}},
 		pair:   &rpc.QueuePair{HostNQN: "n1", Peer: rpc.NVMeAddress{Address: "192.0.2.1", Service: "4420"}},
-		shown:  observed{exports: map[string]rpc.Subsystem{}, unread: map[volume.ID]error{}},
+		shown:  observed{exports: map[string]rpc.Subsystem{}, readErrors: map[volume.ID]error{}},
 	}
 	c.record, c.grant = &c.state.volumes[0], &c.state.Grants[0]
 	return c
@@ -74,7 +74,7 @@ func TestPlan(t *testing.T) {
 		"every host is admitted":                 {func(c *planCase) { c.open("198.51.100.1"); c.export.AllowAnyHost = true; c.pair = nil }, "correct", ""},
 		"a client without an address":            {func(c *planCase) { c.open(); c.pair = nil }, proved, "all"},
 		"the target was not compared":            {func(c *planCase) { c.gone(); clear(c.state.compared) }, proved, "all"},
-		"a host of before the adoption, from nowhere": {func(c *planCase) {
+		"a host admitted before the adoption, from nowhere": {func(c *planCase) {
 			c.state.Grants = nil
 			c.record.Hosts = map[string][]netip.Addr{"n1": nil}
 			c.pair = nil
@@ -89,11 +89,11 @@ func TestPlan(t *testing.T) {
 		}, "correct", "all"},
 		"connections are not read": {func(c *planCase) {
 			c.open("198.51.100.1")
-			c.pair, c.shown.unread[c.record.id()] = nil, errs.Errorf(errs.Internal, "refused")
+			c.pair, c.shown.readErrors[c.record.id()] = nil, errs.Errorf(errs.Internal, "refused")
 		}, "unknown unproved", ""},
 		"connections of a silent target": {func(c *planCase) {
 			c.open("198.51.100.1")
-			c.pair, c.shown.unread[c.record.id()] = nil, errs.Errorf(errs.Unavailable, "silent")
+			c.pair, c.shown.readErrors[c.record.id()] = nil, errs.Errorf(errs.Unavailable, "silent")
 		}, "unproved", ""},
 		"a volume that is being deleted": {func(c *planCase) { c.record.Deleting = true }, "unproved", "192.0.2.0/24"},
 		"it is not exported":             {func(c *planCase) { c.export.NQN = "other" }, proved, "192.0.2.0/24"},

@@ -90,7 +90,7 @@ func (e *Engine) compare(ctx context.Context, t *target) error {
 	for _, id := range slices.Sorted(maps.Keys(failed)) {
 		all = append(all, failed[id])
 	}
-	return few(append(all, err))
+	return joinFirst(append(all, err))
 }
 
 // compareEach is compare, with the errors of single volumes in failed.
@@ -157,8 +157,8 @@ func (e *Engine) repair(ctx context.Context, id volume.ID) error {
 	return err
 }
 
-// few joins errors, of which the volumes of a target have many of one cause.
-func few(list []error) error {
+// joinFirst joins errors, of which the volumes of a target have many of one cause.
+func joinFirst(list []error) error {
 	const most = 3
 	list = slices.DeleteFunc(list, func(err error) bool { return err == nil })
 	if len(list) > most {
@@ -206,7 +206,7 @@ func admittedBy(s rpc.Subsystem) (hosts []string) {
 }
 
 // learn records the addresses of connected clients whose node id has none, and of
-// hosts of before the adoption.
+// hosts admitted before the adoption.
 func (e *Engine) learn(ctx context.Context, t *target, r record, admitted []volume.RecordedGrant) error {
 	named := slices.DeleteFunc(slices.Clone(admitted), func(g volume.RecordedGrant) bool { return !g.NameOnly })
 	if len(named)+len(r.Hosts) == 0 {

@@ -130,12 +130,12 @@ func (e *Engine) Sessions(ctx context.Context, blocks []netip.Prefix) (all []vol
 	var reads sync.WaitGroup
 	for t, ids := range at {
 		reads.Go(func() {
-			found, unread := e.connections(ctx, t, ids)
+			found, readErrors := e.connections(ctx, t, ids)
 			mu.Lock()
 			defer mu.Unlock()
 			for _, id := range ids {
 				// A target without a client in the blocks does not matter, as in Apply.
-				if failed := unread[id]; failed != nil && (errs.KindOf(failed) != errs.Unavailable || slices.ContainsFunc(hosts[id], func(host string) bool { return host != "" })) {
+				if failed := readErrors[id]; failed != nil && (errs.KindOf(failed) != errs.Unavailable || slices.ContainsFunc(hosts[id], func(host string) bool { return host != "" })) {
 					err = failed
 				}
 				all = append(all, e.sessionsOf(id, found[id], hosts[id], set)...)

@@ -159,7 +159,7 @@ func (r *reconciler) plan(o observation) (plan.Plan, error) {
 		return plan.Plan{}, fmt.Errorf("read the node: %w", err)
 	}
 	p := compute(spec, o.state, plan.Options{Managed: managed, Held: r.held(o.state), Fresh: r.created.fresh, GUIDs: o.guids,
-		Baselines: o.baselines, KeepResidue: r.rules.KeepResidue, Accept: r.rules.Accept, Accepted: o.accepted, Unread: unread})
+		Baselines: o.baselines, KeepResidue: r.rules.KeepResidue, Accept: r.rules.Accept, Accepted: o.accepted, Unreadable: unread})
 	if o.guidsErr != nil {
 		p.Notes = append(p.Notes, plan.Finding{Text: o.guidsErr.Error()})
 	}

@@ -21,7 +21,7 @@ func (p *planner) bridges(spec nodestate.Spec, s State, invalid map[string]bool)
 		}
 		for _, uplink := range b.Uplinks {
 			n := slices.IndexFunc(s.PFs, func(pf PF) bool { return pf.Address == uplink.PCIAddress })
-			if n >= 0 && p.options.Unread[uplink.PCIAddress] == "" { // otherwise it has no functions here, or they are closed already
+			if n >= 0 && p.options.Unreadable[uplink.PCIAddress] == "" { // otherwise it has no functions here, or they are closed already
 				p.uplink(b, s.PFs[n], s, invalid[uplink.PCIAddress])
 			}
 		}
@@ -68,7 +68,7 @@ func (p *planner) uplink(b nodestate.Bridge, pf PF, s State, invalid bool) {
 // canChangeBridge: other steps of the PF come first, which can create its network
 // device again.
 func (p *planner) canChangeBridge(pf PF, invalid bool) bool {
-	return !invalid && pf.Netdev != "" && p.options.Unread[pf.Address] == "" && !p.accepts(Unmet{PF: pf.Address, Kind: UnmetBridge}) &&
+	return !invalid && pf.Netdev != "" && p.options.Unreadable[pf.Address] == "" && !p.accepts(Unmet{PF: pf.Address, Kind: UnmetBridge}) &&
 		!slices.ContainsFunc(p.plan.Problems, func(f Finding) bool { return f.PF == pf.Address && f.Function == "" }) &&
 		!slices.ContainsFunc(p.plan.Steps, func(s Step) bool { return s.Function() == pf.Address && Rebuilds(s) })
 }

@@ -23,7 +23,7 @@ func TestBridges(t *testing.T) {
 		"of others":      {func(_ *nodestate.Spec, s *State, _ *Options) { s.Bridges = map[string]Bridge{"br0": {}, "br1": {}} }, nil, nil},
 		"accepted":       {func(_ *nodestate.Spec, _ *State, o *Options) { o.Accept = []string{UnmetBridge} }, nil, nil},
 		"not known":      {func(_ *nodestate.Spec, s *State, _ *Options) { s.BridgesUnknown = "no socket" }, nil, nil},
-		"not read":       {func(_ *nodestate.Spec, _ *State, o *Options) { o.Unread = map[string]string{pf0: "EIO"} }, nil, nil},
+		"not read":       {func(_ *nodestate.Spec, _ *State, o *Options) { o.Unreadable = map[string]string{pf0: "EIO"} }, nil, nil},
 		"PF not healthy": {func(spec *nodestate.Spec, _ *State, _ *Options) { spec.Interfaces[0].NumVFs = 1000 }, nil, nil},
 		"mode first":     {func(_ *nodestate.Spec, s *State, _ *Options) { s.PFs[0].ESwitch = nodestate.Legacy }, []Step{SetESwitch{pf0, nodestate.Switchdev}}, []string{vfAddress(0)}},
 		"not desired": {func(spec *nodestate.Spec, s *State, _ *Options) {

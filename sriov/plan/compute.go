@@ -55,9 +55,9 @@ func Compute(spec nodestate.Spec, s State, o Options) Plan {
 	}
 	p.system(spec, s)
 	named := map[string]bool{}
-	for _, pf := range o.unreadPFs(s) {
+	for _, pf := range o.unreadablePFs(s) {
 		invalid[pf] = true
-		p.problem(pf, "%s", o.Unread[pf])
+		p.problem(pf, "%s", o.Unreadable[pf])
 	}
 	for _, i := range spec.Interfaces {
 		named[i.PCIAddress] = true
@@ -82,10 +82,10 @@ func Compute(spec nodestate.Spec, s State, o Options) Plan {
 	return p.plan
 }
 
-// unreadPFs returns the addresses of Unread that are not those of read VFs.
-func (o Options) unreadPFs(s State) []string {
+// unreadablePFs returns the addresses of Unreadable that are not those of read VFs.
+func (o Options) unreadablePFs(s State) []string {
 	owners := s.Owners()
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(o.Unread)), func(of string) bool {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(o.Unreadable)), func(of string) bool {
 		pf, known := owners[of]
 		return known && pf != of
 	})
@@ -296,7 +296,7 @@ func (p *planner) functions(i nodestate.Interface, pf PF) {
 	for _, v := range pf.VFs {
 		exists[v.Index] = true
 		g, ok := i.Group(v.Index)
-		switch why := p.options.Unread[v.Address]; {
+		switch why := p.options.Unreadable[v.Address]; {
 		case !ok || v.Index >= i.NumVFs:
 		case why != "":
 			f.problemOf(v, "%s", why)

@@ -71,7 +71,7 @@ type Options struct {
 	Fresh []string
 	// What could not be read, with the reason: PFs and VFs by address. Nothing is
 	// planned for them.
-	Unread map[string]string
+	Unreadable map[string]string
 	// Static InfiniBand GUIDs. Other PFs' functions get derived GUIDs.
 	GUIDs []GUIDPool
 }
