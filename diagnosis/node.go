@@ -56,7 +56,11 @@ func (e *Explainer) registration(ctx context.Context, node string, d driver) *An
 		return nil
 	}
 	a := newAnswer(object, "The driver is not registered with the kubelet of that node.")
-	a.evidence("CSINode %s does not list %s", node, d.name)
+	if csi == nil {
+		a.evidence("no CSINode %s exists: the kubelet of that node knows no driver", node)
+	} else {
+		a.evidence("CSINode %s does not list %s", node, d.name)
+	}
 	if d.known && d.object == nil {
 		a.evidence("no CSIDriver %s exists: the driver is not installed, or has another name", d.name)
 		a.next("kubectl get csidrivers")
@@ -86,13 +90,24 @@ func (e *Explainer) driverPod(ctx context.Context, a *Answer, node, driver strin
 			a.next("kubectl -n %s exec %s -c driver -- cleat csi status", p.Namespace, p.Name)
 			continue
 		}
-		if strings.Contains(state, "CrashLoopBackOff") {
-			a.next("kubectl -n %s logs %s -c %s --previous", p.Namespace, p.Name, container)
-			continue
+		if !strings.Contains(state, "CrashLoopBackOff") {
+			a.explain(find(e.messages, state))
 		}
-		a.explain(find(e.messages, state))
-		a.next("kubectl -n %s describe pod %s", p.Namespace, p.Name)
+		a.next("%s", lookAt(p, container, state))
 	}
+}
+
+// lookAt returns the command that says more about a container that does not run:
+// one that never started has no log.
+func lookAt(p *corev1.Pod, container, state string) string {
+	logs := fmt.Sprintf("kubectl -n %s logs %s -c %s", p.Namespace, p.Name, container)
+	switch {
+	case strings.Contains(state, "CrashLoopBackOff"):
+		return logs + " --previous"
+	case strings.Contains(state, "ended with code"):
+		return logs
+	}
+	return fmt.Sprintf("kubectl -n %s describe pod %s", p.Namespace, p.Name)
 }
 
 func runsDriver(p *corev1.Pod, driver string) bool {

@@ -85,7 +85,7 @@ func (e *Explainer) podFinding(ctx context.Context, p *corev1.Pod) Finding {
 		f.Problem, f.Next = true, fmt.Sprintf("kubectl cleat why -n %s pod/%s", p.Namespace, p.Name)
 		return f
 	case container != "":
-		f.Problem, f.Next = true, fmt.Sprintf("kubectl -n %s logs %s -c %s --previous", p.Namespace, p.Name, container)
+		f.Problem, f.Next = true, lookAt(p, container, state)
 		return f
 	case state != string(corev1.PodRunning):
 		f.Problem, f.Next = true, fmt.Sprintf("kubectl -n %s describe pod %s", p.Namespace, p.Name)

@@ -146,7 +146,7 @@ func (e *Explainer) starting(ctx context.Context, object string, pod *corev1.Pod
 	if state, container := podState(pod); container != "" && !strings.Contains(state, "ContainerCreating") {
 		a := newAnswer(object, "Its volumes are mounted, and a container does not run.")
 		a.evidence("%s", state)
-		a.next("kubectl -n %s logs %s -c %s", pod.Namespace, pod.Name, container)
+		a.next("%s", lookAt(pod, container, state))
 		return a
 	}
 	if len(pod.Status.ContainerStatuses) > 0 && pod.Status.ContainerStatuses[0].State.Running != nil {
