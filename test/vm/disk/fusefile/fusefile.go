@@ -9,12 +9,14 @@ package fusefile
 
 import (
 	"context"
+	"math"
 	"path/filepath"
 	"syscall"
 	"testing"
 
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/disk"
@@ -60,6 +62,7 @@ var (
 	_ fs.NodeReader    = (*file)(nil)
 	_ fs.NodeWriter    = (*file)(nil)
 	_ fs.NodeFsyncer   = (*file)(nil)
+	_ fs.NodeAllocater = (*file)(nil)
 )
 
 // Getattr implements fs.NodeGetattrer.
@@ -88,6 +91,14 @@ func (f *file) Write(_ context.Context, _ fs.FileHandle, data []byte, off int64)
 		return 0, syscall.Errno(a.Error)
 	}
 	return uint32(len(data)), 0
+}
+
+// Allocate implements fs.NodeAllocater: discards.
+func (f *file) Allocate(_ context.Context, _ fs.FileHandle, off, size uint64, mode uint32) syscall.Errno {
+	if mode != unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE || size > math.MaxUint32 {
+		return syscall.EOPNOTSUPP
+	}
+	return syscall.Errno(f.disk.Do(nbd.Request{Command: nbd.Trim, Offset: off, Length: uint32(size)}).Error)
 }
 
 // Fsync implements fs.NodeFsyncer.
