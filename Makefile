@@ -5,7 +5,7 @@ export CGO_ENABLED ?= 0
 # With -trimpath other clones of the same source share Go's build cache.
 export GOFLAGS += -trimpath
 
-.PHONY: help build build-ceph image image-ceph demo test test-ceph test-spdk test-vm test-upstream test-kubernetes e2e-full lint generate bench soak fuzz release clean
+.PHONY: help build build-ceph image image-ceph demo test test-ceph test-spdk test-vm test-upstream test-kubernetes e2e-full scoreboard lint generate bench soak fuzz release clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 18
@@ -63,6 +63,10 @@ test-kubernetes: ## install missing packages, build Kubernetes and its sidecars 
 e2e-full: ## run every spec of Kubernetes' storage suite for the chart's drivers, about an hour: results in bin/e2e (docs/e2e.md)
 	@scripts/need go root filesystems kubernetes image ceph
 	CLEAT_E2E=full CLEAT_E2E_OUTPUT=$(CURDIR)/bin/e2e $(GO) test -count=1 -v -timeout 3h -run '^TestExternalStorage$$' ./test/kubernetes
+
+scoreboard: ## run csi-sanity and write docs/scoreboard.md: results of the conformance suites of other projects
+	@scripts/need go root filesystems
+	$(GO) run ./test/scoreboard
 
 lint: ## gofmt, go vet, staticcheck, dead code, imports, words, generated code; print the size of the tree
 	@scripts/need go race protoc librados

@@ -3,7 +3,6 @@
 package sanity
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,6 +16,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/sanity/specs"
 	"github.com/cleatproject/cleat/test/spdk/rig"
 	"github.com/cleatproject/cleat/test/testkit"
 )
@@ -98,11 +98,11 @@ func run(t *testing.T, cleat, suite string, d deployment) {
 	}
 	cmd := exec.CommandContext(t.Context(), suite, args...)
 	out, err := cmd.CombinedOutput()
-	specs := read(t, report)
-	if err != nil || len(specs) == 0 {
+	results := read(t, d, report)
+	if err != nil || len(results) == 0 {
 		t.Errorf("csi-sanity: %v\n%s", err, out)
 	}
-	judge(t, d, specs)
+	judge(t, d, results)
 	driver.CheckNothingLeft(t, dir)
 }
 
@@ -137,59 +137,43 @@ func startSPDK(t *testing.T, cleat string) (controller, node string) {
 	return c.Socket, n.Socket
 }
 
-// spec is the result of one spec in Ginkgo's JSON report.
-type spec struct {
-	ContainerHierarchyTexts []string
-	LeafNodeType            string
-	LeafNodeText            string
-	State                   string
-	Failure                 struct{ Message string }
-}
+// reportsVariable names a directory that gets the report of each deployment
+// (make scoreboard).
+const reportsVariable = "CLEAT_SANITY_REPORTS"
 
-func (s spec) name() string {
-	return strings.Join(append(slices.Clone(s.ContainerHierarchyTexts), s.LeafNodeText), " ")
-}
-
-func read(t *testing.T, path string) []spec {
+func read(t *testing.T, d deployment, path string) []specs.Spec {
 	t.Helper()
 	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Errorf("csi-sanity left no report: %v", err)
 		return nil
 	}
-	var suites []struct{ SpecReports []spec }
-	testkit.Must(t, json.Unmarshal(data, &suites))
-	var all []spec
-	for _, s := range suites {
-		for _, r := range s.SpecReports {
-			if r.LeafNodeType == "It" {
-				all = append(all, r)
-			}
-		}
+	if dir := os.Getenv(reportsVariable); dir != "" {
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, d.name+".json"), data, 0o644))
 	}
-	return all
+	return testkit.Value(specs.Parse(data))(t)
 }
 
 // judge checks that every spec passed, except the deployment's notRun, which
 // must be skipped.
-func judge(t *testing.T, d deployment, specs []spec) {
+func judge(t *testing.T, d deployment, results []specs.Spec) {
 	t.Helper()
 	count := map[string]int{}
 	left := map[string]bool{}
-	for _, s := range specs {
+	for _, s := range results {
 		count[s.State]++
 		switch s.State {
-		case "passed":
-		case "skipped", "pending":
-			left[s.name()] = true
-			if s.State == "pending" && strings.Contains(s.name(), pending) {
+		case specs.Passed:
+		case specs.Skipped, specs.Pending:
+			left[s.Name()] = true
+			if s.State == specs.Pending && strings.Contains(s.Name(), pending) {
 				continue
 			}
-			if !slices.ContainsFunc(d.notRun, func(part string) bool { return strings.Contains(s.name(), part) }) {
-				t.Errorf("skipped without being listed: %s: %s", s.name(), s.Failure.Message)
+			if !slices.ContainsFunc(d.notRun, func(part string) bool { return strings.Contains(s.Name(), part) }) {
+				t.Errorf("skipped without being listed: %s: %s", s.Name(), s.Failure.Message)
 			}
 		default:
-			t.Errorf("%s: %s: %s", s.State, s.name(), s.Failure.Message)
+			t.Errorf("%s: %s: %s", s.State, s.Name(), s.Failure.Message)
 		}
 	}
 	for _, part := range d.notRun {
@@ -197,7 +181,7 @@ func judge(t *testing.T, d deployment, specs []spec) {
 			t.Errorf("notRun names %q, which ran", part)
 		}
 	}
-	fmt.Printf("REPORT: csi-sanity %-12s %v of %d specs passed, %d not run\n", d.name, count["passed"], len(specs), count["skipped"]+count["pending"])
+	fmt.Printf("REPORT: csi-sanity %-12s %v of %d specs passed, %d not run\n", d.name, count[specs.Passed], len(results), count[specs.Skipped]+count[specs.Pending])
 }
 
 func anyContains(set map[string]bool, part string) bool {

@@ -2,12 +2,12 @@ package nodeservice
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/cleatproject/cleat/test/sanity/specs"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -25,28 +25,18 @@ func (n *Node) Sanity(controller, skipped string, flags ...string) {
 	if err != nil {
 		n.Errorf("csi-sanity: %v\n%s", err, out)
 	}
-	var suites []struct {
-		SpecReports []struct {
-			ContainerHierarchyTexts []string
-			LeafNodeText, State     string
-			Failure                 struct{ Message string }
-		}
-	}
-	testkit.Must(n, json.Unmarshal([]byte(n.Read(report)), &suites))
 	count := map[string]int{}
-	for _, s := range suites {
-		for _, one := range s.SpecReports {
-			if !slices.ContainsFunc(one.ContainerHierarchyTexts, func(text string) bool { return strings.HasPrefix(text, "Node Service") }) {
-				continue // also skipped
-			}
-			count[one.State]++
-			isSkipped := one.State == "skipped" && skipped != "" && strings.Contains(one.Failure.Message, skipped)
-			if one.State != "passed" && !isSkipped {
-				n.Errorf("csi-sanity: %v %s: %s: %s", one.ContainerHierarchyTexts, one.LeafNodeText, one.State, one.Failure.Message)
-			}
+	for _, s := range testkit.Value(specs.Parse([]byte(n.Read(report))))(n) {
+		if !slices.ContainsFunc(s.ContainerHierarchyTexts, func(text string) bool { return strings.HasPrefix(text, "Node Service") }) {
+			continue // also skipped
+		}
+		count[s.State]++
+		isSkipped := s.State == specs.Skipped && skipped != "" && strings.Contains(s.Failure.Message, skipped)
+		if s.State != specs.Passed && !isSkipped {
+			n.Errorf("csi-sanity: %s: %s: %s", s.Name(), s.State, s.Failure.Message)
 		}
 	}
-	if count["passed"] < 25 {
+	if count[specs.Passed] < 25 {
 		n.Errorf("csi-sanity: %v", count)
 	}
 	fmt.Printf("REPORT: %s: csi-sanity node %v\n", n.Name(), count)
