@@ -210,7 +210,9 @@ func TestOrphan(t *testing.T) {
 		if r.left() != 0 {
 			t.Error("the orphan would remove the new registration")
 		}
-		r.calls("Validate n, Register n, DeRegister n, DeRegister n, Validate n, Register n")
+		// The new socket ends the wait for the next attempt, or comes before it.
+		calls := strings.ReplaceAll(r.made(), "DeRegister n, DeRegister n", "DeRegister n")
+		testkit.Diff(t, "calls", "Validate n, Register n, DeRegister n, Validate n, Register n", calls)
 	})
 	t.Run("at Close", func(t *testing.T) {
 		r, _ := stuck(t, time.Hour)
