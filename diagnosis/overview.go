@@ -23,18 +23,20 @@ type Finding struct {
 }
 
 // Status returns the state of every pod of a cleat release, of drivers on their
-// nodes, of fences and of withdrawn devices: what is wrong first. The second
+// nodes, of pools, fences and withdrawn devices: what is wrong first. The second
 // result is what could not be read.
 func (e *Explainer) Status(ctx context.Context) ([]Finding, []string) {
 	pods := e.releasePods(ctx)
 	var all []Finding
-	plugins := map[string]bool{} // nodes with a device plugin
+	plugins, drivers := map[string]bool{}, map[string]bool{} // nodes with a device plugin; names
 	for _, p := range pods {
 		all = append(all, e.podFinding(ctx, p))
+		drivers[driverOf(p)] = true
 		if p.Labels[componentLabel] == "sriov-plugin" {
 			plugins[p.Spec.NodeName] = true
 		}
 	}
+	all = append(all, e.poolFindings(ctx, drivers)...)
 	all = append(all, e.fenceFindings(ctx)...)
 	all = append(all, e.withdrawn(ctx, plugins)...)
 	slices.SortStableFunc(all, func(a, b Finding) int {
@@ -106,6 +108,32 @@ func (e *Explainer) podFinding(ctx context.Context, p *corev1.Pod) Finding {
 		f.Problem, f.Next = true, fmt.Sprintf("kubectl -n %s exec %s -c driver -- cleat csi status", p.Namespace, p.Name)
 	}
 	return f
+}
+
+// poolFindings returns the capacity that the scheduler knows of each pool with
+// volumes on nodes: csi-provisioner writes what GetCapacity answers, for each class.
+func (e *Explainer) poolFindings(ctx context.Context, drivers map[string]bool) []Finding {
+	classes, _ := list[storagev1.StorageClass](ctx, e, storage("storageclasses"), "", metav1.ListOptions{})
+	capacities, _ := list[storagev1.CSIStorageCapacity](ctx, e, storage("csistoragecapacities"), "", metav1.ListOptions{})
+	var all []Finding
+	for _, c := range capacities {
+		i := slices.IndexFunc(classes, func(class *storagev1.StorageClass) bool { return class.Name == c.StorageClassName })
+		if i < 0 || !drivers[classes[i].Provisioner] || c.NodeTopology == nil || len(c.NodeTopology.MatchLabels) != 1 {
+			continue
+		}
+		f := Finding{Object: "pool of " + classes[i].Provisioner + " for class " + c.StorageClassName, State: "free capacity not known yet"}
+		for _, node := range c.NodeTopology.MatchLabels {
+			f.Node = node
+		}
+		if c.Capacity != nil {
+			f.State = "free: " + c.Capacity.String()
+			if f.Problem = c.Capacity.IsZero(); f.Problem {
+				f.State, f.Next = "free: 0: full, or not writable", "kubectl get pods -A -o wide -l "+componentLabel+"="+nodeComponent+"    # then its log"
+			}
+		}
+		all = append(all, f)
+	}
+	return all
 }
 
 // fenceFindings: a fence in force is no fault, and is shown.

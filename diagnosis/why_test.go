@@ -2,6 +2,7 @@ package diagnosis
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -109,22 +111,17 @@ func testClient(t *testing.T, text string) *fake.FakeDynamicClient {
 	kinds := map[schema.GroupVersionResource]string{
 		core("pods"): "PodList", core("nodes"): "NodeList", core("events"): "EventList", core("persistentvolumes"): "PersistentVolumeList",
 		core("persistentvolumeclaims"): "PersistentVolumeClaimList", storage("csinodes"): "CSINodeList", storage("csidrivers"): "CSIDriverList",
-		storage("storageclasses"): "StorageClassList", storage("volumeattachments"): "VolumeAttachmentList", snapshot("volumesnapshots"): "VolumeSnapshotList",
+		storage("storageclasses"): "StorageClassList", storage("csistoragecapacities"): "CSIStorageCapacityList", storage("volumeattachments"): "VolumeAttachmentList", snapshot("volumesnapshots"): "VolumeSnapshotList",
 		resource("csiaddons.openshift.io", "v1alpha1", "networkfences"): "NetworkFenceList",
 	}
 	c := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
 	for _, one := range strings.Split(text, "\n---\n") {
 		u := &unstructured.Unstructured{}
 		testkit.Must(t, yaml.Unmarshal([]byte(one), &u.Object))
-		of := schema.FromAPIVersionAndKind(u.GetAPIVersion(), u.GetKind())
-		var err error
-		if plural := strings.ToLower(of.Kind) + "s"; of.Kind == "StorageClass" {
-			err = c.Tracker().Create(storage("storageclasses"), u, "")
-		} else {
-			err = c.Tracker().Create(of.GroupVersion().WithResource(plural), u, u.GetNamespace())
-		}
+		plural, _ := meta.UnsafeGuessKindToResource(schema.FromAPIVersionAndKind(u.GetAPIVersion(), u.GetKind()))
+		err := c.Tracker().Create(plural, u, u.GetNamespace())
 		if apierrors.IsAlreadyExists(err) {
-			err = c.Tracker().Update(of.GroupVersion().WithResource(strings.ToLower(of.Kind)+"s"), u, u.GetNamespace())
+			err = c.Tracker().Update(plural, u, u.GetNamespace())
 		}
 		testkit.Must(t, err)
 	}
@@ -243,17 +240,33 @@ func TestRights(t *testing.T) {
 	}
 }
 
+// pool is what csi-provisioner writes of a class on a node.
+func pool(name, class, node, free string) string {
+	return fmt.Sprintf("\n---\napiVersion: storage.k8s.io/v1\nkind: CSIStorageCapacity\nmetadata: {name: c%s, namespace: cleat-system}\nstorageClassName: %s\ncapacity: %q\nnodeTopology: {matchLabels: {topology.cleat.dev/node: %s}}", name, class, free, node)
+}
+
 // What is wrong comes first.
 func TestStatusAndVolumes(t *testing.T) {
 	objects := common + driverPod("{phase: Running}") + unregistered + podOf("bound", scheduled) + "{phase: Running}" +
-		"\n---\napiVersion: csiaddons.openshift.io/v1alpha1\nkind: NetworkFence\nmetadata: {name: old}\nspec: {fenceState: Fenced, cidrs: [192.0.2.9/32]}\nstatus: {result: Succeeded}"
+		"\n---\napiVersion: csiaddons.openshift.io/v1alpha1\nkind: NetworkFence\nmetadata: {name: old}\nspec: {fenceState: Fenced, cidrs: [192.0.2.9/32]}\nstatus: {result: Succeeded}" +
+		pool("1", "cleat", "node-1", "0") + pool("2", "cleat", "node-2", "5Gi") + pool("3", "other", "node-1", "0")
 	all, notRead := New(testClient(t, objects), now).Status(t.Context())
-	if len(all) != 2 || len(notRead) > 0 || !all[0].Problem || all[1].Problem || !strings.Contains(all[0].State, "csi.cleat.dev is not registered") || !strings.Contains(all[1].State, "Fenced 192.0.2.9/32: Succeeded") {
-		t.Errorf("status: %+v, notRead %q", all, notRead)
+	var got []string
+	for _, f := range all {
+		got = append(got, fmt.Sprint(f.Problem, " ", f.Node, " ", f.Object, ": ", f.State))
+	}
+	want := []string{
+		"true node-1 pod cleat-system/cleat-csi-node-x7: Running, csi.cleat.dev is not registered",
+		"true node-1 pool of csi.cleat.dev for class cleat: free: 0: full, or not writable",
+		"false  networkfence old: Fenced 192.0.2.9/32: Succeeded",
+		"false node-2 pool of csi.cleat.dev for class cleat: free: 5Gi",
+	}
+	if !slices.Equal(got, want) || len(notRead) > 0 {
+		t.Errorf("status:\n%s\nnotRead %q", strings.Join(got, "\n"), notRead)
 	}
 	volumes, notRead := New(testClient(t, objects), now).Volumes(t.Context())
-	want := Volume{Name: "pvc-1", Claim: "shop/bound", Size: "1Gi", Driver: "csi.cleat.dev", Nodes: []string{"node-1"}, Pods: []string{"db"}}
-	if len(volumes) != 1 || len(notRead) > 0 || !slices.Equal(volumes[0].Pods, want.Pods) || !slices.Equal(volumes[0].Nodes, want.Nodes) || volumes[0].Claim != want.Claim || volumes[0].Size != want.Size {
+	v := Volume{Name: "pvc-1", Claim: "shop/bound", Size: "1Gi", Driver: "csi.cleat.dev", Nodes: []string{"node-1"}, Pods: []string{"db"}}
+	if len(volumes) != 1 || len(notRead) > 0 || !slices.Equal(volumes[0].Pods, v.Pods) || !slices.Equal(volumes[0].Nodes, v.Nodes) || volumes[0].Claim != v.Claim || volumes[0].Size != v.Size {
 		t.Errorf("volumes: %+v, notRead %q", volumes, notRead)
 	}
 }
