@@ -110,7 +110,8 @@ func TestFenceDoesNotCoverAForwardedPort(t *testing.T) {
 				chain post { type nat hook postrouting priority srcnat; %[1]s daddr %[4]s masquerade; }
 			}`, c.family, storage.NBDPort, server, c.pod))
 			s.machine.MustRun(t, "sh", "-c", `echo 1 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
-				for state in fin_wait close_wait last_ack; do echo 1 > /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_$state; done`)
+				for state in fin_wait close_wait last_ack; do echo 1 > /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_$state; done
+				echo 20 > /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established`) // a reset that crosses an acknowledgement does not end the state
 			session, err := storage.NBDSession(1, s.dial(victim, client, storage.NBDPort))
 			testkit.Must(t, err)
 			w := storage.NewWriter(1, session, pace)
