@@ -72,7 +72,7 @@ lint: ## gofmt, go vet, staticcheck, dead code, imports, words, generated code; 
 	@scripts/need go race protoc librados
 	scripts/lint
 
-generate: ## regenerate the Go code of the contracts in api/ and the manifests of the chart
+generate: ## regenerate the Go code of the contracts in api/, the manifests of the chart and the page of flags
 	@scripts/need go protoc
 	scripts/generate
 

@@ -251,7 +251,7 @@ func TestUpgradesKeepValues(t *testing.T) {
 // Without -a modprobe treats all words but the first as module parameters.
 func TestModules(t *testing.T) {
 	count := 0
-	for _, name := range pages {
+	for _, name := range pages(t) {
 		for _, found := range modprobe.FindAllStringSubmatch(page(t, name), -1) {
 			words := strings.Fields(found[1])
 			modules := slices.DeleteFunc(slices.Clone(words), func(w string) bool { return strings.HasPrefix(w, "-") })

@@ -18,29 +18,29 @@ import (
 	"github.com/cleatproject/cleat/test/tree"
 )
 
-// TestLogEvents compares the table of log events in operations.md with the
+// TestLogEvents compares the table of log events in errors.md with the
 // calls of slog in the product at WARN and above.
 func TestLogEvents(t *testing.T) {
 	listed := map[string]string{} // event -> level
-	for _, row := range tables.Rows(markdown.Section(page(t, "docs/operations.md"), "Log events")) {
+	for _, row := range tables.Rows(markdown.Section(page(t, "docs/errors.md"), "Log events")) {
 		event, level := strings.Trim(row["event"], "`"), row["level"]
 		if _, twice := listed[event]; twice {
-			t.Errorf("operations.md lists the log event %q twice", event)
+			t.Errorf("errors.md lists the log event %q twice", event)
 		}
 		if row["action"] == "" {
-			t.Errorf("operations.md gives no action for the log event %q", event)
+			t.Errorf("errors.md gives no action for the log event %q", event)
 		}
 		listed[event] = level
 	}
 	logged := logEvents(t)
 	for _, event := range slices.Sorted(maps.Keys(logged)) {
 		if got := listed[event]; got != logged[event] {
-			t.Errorf("log event %q has level %s in the code, and %q in operations.md (section Log events)", event, logged[event], got)
+			t.Errorf("log event %q has level %s in the code, and %q in errors.md (section Log events)", event, logged[event], got)
 		}
 	}
 	for _, event := range slices.Sorted(maps.Keys(listed)) {
 		if logged[event] == "" {
-			t.Errorf("operations.md lists the log event %q, which is not in the code", event)
+			t.Errorf("errors.md lists the log event %q, which is not in the code", event)
 		}
 	}
 }

@@ -21,7 +21,7 @@ type localEngine struct {
 
 func (e *localEngine) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&e.pool.Pool, "pool", defaultPool, "directory of the pool; XFS or btrfs make snapshots and clones instant")
-	fs.Var((*cli.Size)(&e.pool.Image), "pool-image", "keep the pool in an XFS image file of this size next to its directory, for example 200GiB")
+	fs.Var((*cli.Size)(&e.pool.Image), "pool-image", "keep the pool in an XFS image file of this size next to its directory, for example 200GiB; a larger size grows it")
 	fs.Float64Var(&e.pool.OverProvision, "overprovision-ratio", 1, "provisioned bytes of thin volumes allowed per byte of pool capacity")
 }
 

@@ -67,7 +67,7 @@ func (s *dpuServer) addFlags(fs *pflag.FlagSet) {
 	if name, is := samplePluginNames()[s.sample]; is {
 		plugin, provider = name, sampleProvider
 	}
-	fs.StringVar(&s.plan.Plugin, "plugin-name", plugin, "name of this plugin, and of the directory in which the node driver expects its socket")
+	fs.StringVar(&s.plan.Plugin, "plugin-name", plugin, "name of this plugin, and of the directory in which the node driver expects its socket; do not change it while devices exist")
 	fs.StringVar(&s.service.Provider, "provider-name", provider, "name of the SNAP process, and of the directory in which the node driver expects its socket; empty: NVIDIA's default process")
 	fs.StringVar(&s.pluginSocket, "plugin-socket", "", "UNIX socket to serve, in its own directory; by default the path that the node driver expects")
 	fs.StringVar(&s.snapSocket, "snap-socket", "", "UNIX socket of the SNAP process; by default the path that the node driver expects")
@@ -87,7 +87,7 @@ func (s *dpuServer) addFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&s.reconnectDelay, "reconnect-delay", 2, "seconds between reconnect attempts")
 	fs.IntVar(&s.fastIOFail, "fast-io-fail-timeout", 0, "seconds until I/O fails while a controller is lost; 0: I/O waits until the controller is reconnected or removed")
 	fs.DurationVar(&s.answerWithin, "answer-within", 25*time.Second, "time limit of a call; after it the call is answered as in progress, and continues in the background")
-	s.AddAllowUIDs(fs, "allow-uid", "user IDs, besides root, that are allowed to call")
+	s.AddAllowUIDs(fs, "allow-uid", "user IDs, besides root, that are allowed to call, and so to give away every volume")
 	s.AddFlags(fs, server.Defaults{Env: map[string]string{ // variables of NVIDIA's sample plugins
 		"plugin-name": "PLUGIN_NAME", "provider-name": "PROVIDER_NAME", "plugin-socket": "PLUGIN_SOCKET_PATH",
 		"snap-socket": "SNAP_SOCKET_PATH", "volume-dir": "VOLUME_DIRECTORY", "node": "NODE_NAME",

@@ -83,10 +83,10 @@ mutual TLS (--listen, --tls-cert, --tls-key, --tls-ca).`,
 }
 
 func (s *fenceServer) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&s.name, "name", defaultFenceName, "driver name for GetIdentity and for peers, in domain name notation")
+	fs.StringVar(&s.name, "name", defaultFenceName, "driver name for GetIdentity and for peers, in domain name notation: do not change it while fences are in force")
 	fs.StringSliceVar(&s.portNames, "ports", nil, "ports of the storage servers: numbers, ranges such as 6800-7568, or "+strings.Join(ports.Protocols(), ", ")+"; all of these protocols by default")
 	cli.Enumerate(fs, "ports", ports.Protocols()...)
-	fs.BoolVar(&s.allPorts, "all-ports", false, "fence all traffic to this machine, not only to the storage ports")
+	fs.BoolVar(&s.allPorts, "all-ports", false, "fence all traffic to this machine, not only to the storage ports: also ssh from the client, and connections of its servers to the client")
 	fs.BoolVar(&s.peersOnly, "peers-only", false, "enforce fences only at the peers, not on this machine")
 	fs.BoolVar(&s.kernelTargets, "kernel-targets", false, "treat sockets without a process (of kernel targets) as ended when they are destroyed")
 	fs.BoolVar(&s.standby, "standby", false, "confirm fences although no storage server listens on the ports: it runs on this machine only after a failover")
@@ -94,7 +94,7 @@ func (s *fenceServer) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&s.liftUnrecorded, "lift-unrecorded", false, "create a new record even if the packet filter has fences of another record, which are then removed")
 	fs.StringVar(&s.table, "table", defaultFenceTable, "name of the nftables table; each server in a network namespace needs its own")
 	s.fencing.addFlags(fs, "")
-	s.AddAllowUIDs(fs, "allow-uid", "user IDs, besides root, that are allowed to call")
+	s.AddAllowUIDs(fs, "allow-uid", "user IDs, besides root, that are allowed to call, and so to stop every workload")
 	s.AddFlags(fs, server.Defaults{Endpoint: defaultFenceEndpoint, StateDir: defaultFenceState})
 }
 

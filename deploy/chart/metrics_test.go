@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/cleatproject/cleat/test/markdown"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -67,13 +68,14 @@ func hasHeading(t *testing.T, page, anchor string) bool {
 	return false
 }
 
-// conditionMetrics are the metrics of the conditions of a page, by the words of
-// its column "of"; "" is for a page without that column.
+// conditionMetrics are the metrics of the conditions of a section of
+// docs/monitoring.md, by the words of its column "of"; "" is for a table without
+// that column.
 var conditionMetrics = map[string]map[string]string{
-	"csi.md":  {"volume": "cleat_volume_health", "storage": "cleat_pool_health", "node": "cleat_node_storage_health"},
-	"ceph.md": {"": "cleat_ceph_health"},
-	"nvme.md": {"": "cleat_volume_health"},
-	"spdk.md": {"volume": "cleat_volume_health", "storage": "cleat_spdk_health"},
+	"volumes and pools": {"volume": "cleat_volume_health", "storage": "cleat_pool_health", "node": "cleat_node_storage_health"},
+	"Ceph volumes":      {"": "cleat_ceph_health"},
+	"NVMe/TCP volumes":  {"": "cleat_volume_health"},
+	"SPDK volumes":      {"volume": "cleat_volume_health", "storage": "cleat_spdk_health"},
 }
 
 // Each condition in the docs has an alert, for each of its statuses and metrics.
@@ -85,8 +87,8 @@ func TestConditionsHaveAlerts(t *testing.T) {
 		all = append(all, alerts(t, component)...)
 	}
 	count := 0
-	for name, metrics := range conditionMetrics {
-		_, table, _ := strings.Cut(string(read(t, "../../docs/"+name)), "\n| reason | s")
+	for of, metrics := range conditionMetrics {
+		_, table, _ := strings.Cut(markdown.Section(string(read(t, "../../docs/monitoring.md")), "Conditions of "+of), "\n| reason | s")
 		table, _, _ = strings.Cut(table, "\n\n")
 		for _, row := range strings.Split(table, "\n")[2:] {
 			cells := strings.Split(row, "|")
@@ -99,7 +101,7 @@ func TestConditionsHaveAlerts(t *testing.T) {
 						count++
 						labels := map[string]string{"reason": reason, "status": status}
 						if silent[reason] == "" && !slices.ContainsFunc(all, func(a alert) bool { return a.selects(metric, labels) }) {
-							t.Errorf("docs/%s: %s{reason=%q, status=%q} has no alert", name, metric, reason, status)
+							t.Errorf("conditions of %s: %s{reason=%q, status=%q} has no alert", of, metric, reason, status)
 						}
 					}
 				}

@@ -72,13 +72,13 @@ type Defaults struct {
 func (s *Server) AddFlags(fs *pflag.FlagSet, d Defaults) {
 	s.flags = fs
 	if d.Endpoint != "" {
-		fs.StringVar(&s.Endpoint, "endpoint", d.Endpoint, "UNIX socket to serve, in its own directory")
+		fs.StringVar(&s.Endpoint, "endpoint", d.Endpoint, "UNIX socket to serve, in its own directory, at most 107 bytes")
 	}
 	if d.SocketGroup {
-		fs.StringVar(&s.SocketGroup, "socket-group", "", "group (name or ID) that is allowed to use the socket besides root")
+		fs.StringVar(&s.SocketGroup, "socket-group", "", "group (name or ID) that is allowed to use the socket besides root; trust its members like root")
 	}
 	if d.StateDir != "" {
-		fs.StringVar(&s.StateDir, "state-dir", d.StateDir, "state directory of this process")
+		fs.StringVar(&s.StateDir, "state-dir", d.StateDir, "state directory of this process, on a disk that survives a reboot")
 	}
 	fs.StringVar(&s.config, cli.ConfigFlag, "", "YAML configuration file with flag names as keys")
 	fs.StringVar(&s.metricsAddress, "metrics-address", "", "host:port or socket path that serves /metrics, /healthz, /readyz and /status; empty: disabled")
