@@ -32,9 +32,9 @@ func TestFlagsPage(t *testing.T) {
 }
 
 const flagsIntro = `<!-- made from the commands by make generate -->
-# Flags
+# Commands and flags
 
-For all who start a server or call one: every flag, with its environment variable and its default. A flag overrides the variable. Servers also
+For all who start a server or call one: every command and flag, with its environment variable and its default. A flag overrides the variable. Servers also
 read a YAML file (%[1]s--config%[1]s) with the flag names as keys; the variables override it, and an empty variable counts as not set. [Terms](concepts.md).
 `
 
@@ -70,7 +70,14 @@ func flagsPage() string {
 		if top.Name() == "csi" || top.Name() == "sriov" {
 			title = "## `cleat " + top.Name() + "`: client commands"
 		}
-		writeFlags(&page, title, sets, names)
+		fmt.Fprintf(&page, "\n%s\n", title)
+		for _, c := range clients {
+			if c.Runnable() {
+				fmt.Fprintf(&page, "\n- `%s`: %s", strings.TrimSuffix(c.UseLine(), " [flags]"), c.Short)
+			}
+		}
+		page.WriteString("\n")
+		writeFlags(&page, "", sets, names)
 	}
 	return page.String()
 }
@@ -152,7 +159,9 @@ func writeFlags(page *strings.Builder, title string, sets []*pflag.FlagSet, name
 		rows = append(rows, row)
 	}
 	slices.Sort(rows)
-	fmt.Fprintf(page, "\n%s\n\n", title)
+	if page.WriteString("\n"); title != "" {
+		fmt.Fprintf(page, "%s\n\n", title)
+	}
 	if len(names) < 2 {
 		page.WriteString("| flag | environment | default | description |\n|---|---|---|---|\n")
 		for _, row := range rows {

@@ -34,7 +34,7 @@ type deployment struct {
 	split      bool     // controller and node as two processes on one pool
 	spdk       bool     // engine spdk with a double of the target, also as two processes
 	// notRun are the specs that the suite skips because the driver
-	// intentionally does not announce their capability; see docs/csi.md.
+	// intentionally does not announce their capability; see docs/calls.md.
 	notRun []string
 }
 
