@@ -5,7 +5,7 @@ export CGO_ENABLED ?= 0
 # With -trimpath other clones of the same source share Go's build cache.
 export GOFLAGS += -trimpath
 
-.PHONY: help build build-ceph image image-ceph demo test test-ceph test-spdk test-vm test-upstream test-kubernetes e2e-full scoreboard lint generate bench soak fuzz release clean
+.PHONY: help build build-ceph image image-ceph demo test test-ceph test-spdk test-vm test-upstream test-kubernetes e2e-full scoreboard lint generate diagrams bench soak fuzz release clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 18
@@ -75,6 +75,10 @@ lint: ## gofmt, go vet, staticcheck, dead code, imports, words, generated code; 
 generate: ## regenerate the Go code of the contracts in api/, the manifests of the chart and the page of flags
 	@scripts/need go protoc
 	scripts/generate
+
+diagrams: ## draw docs/diagrams/*.svg from the texts beside them
+	@scripts/need diagrams
+	scripts/diagrams
 
 bench: ## print figures: latencies, data path, memory, comparison with the kubelet's plugin manager
 	@scripts/need go root filesystems fio fence

@@ -24,7 +24,7 @@ import (
 
 // kubernetesPages are for cluster users. test/kubernetes checks what needs a
 // cluster.
-var kubernetesPages = []string{"README.md", "docs/install.md", "docs/ceph.md", "docs/nvme.md", "docs/spdk.md", "docs/day2.md", "docs/troubleshooting.md", "docs/monitoring.md"}
+var kubernetesPages = []string{"README.md", "docs/start-local.md", "docs/start-ceph.md", "docs/start-spdk.md", "docs/install.md", "docs/ceph.md", "docs/nvme.md", "docs/spdk.md", "docs/day2.md", "docs/troubleshooting.md", "docs/monitoring.md"}
 
 // ofKubernetes are flags of kubectl, Helm and the sidecars; test/kubernetes
 // checks that they exist.

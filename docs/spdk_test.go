@@ -14,10 +14,10 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// The driver reads the targets of the page, in both forms, with their passwords.
+// The driver reads the targets of the pages, in both forms, with their passwords.
 func TestSPDKTargets(t *testing.T) {
 	files := map[string]string{}
-	for _, block := range markdown.Blocks(page(t, "docs/spdk.md"), "yaml") {
+	for _, block := range markdown.Blocks(page(t, "docs/start-spdk.md")+page(t, "docs/spdk.md"), "yaml") {
 		if strings.HasPrefix(block, "targets:") {
 			files["targets.yaml"] = block
 		}

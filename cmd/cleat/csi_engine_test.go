@@ -211,3 +211,32 @@ func TestEnginesPage(t *testing.T) {
 		t.Errorf("the page has no row %q", row)
 	}
 }
+
+// The table of calls names the engines that serve each optional one.
+func TestCallsPage(t *testing.T) {
+	page := string(testkit.Value(os.ReadFile(filepath.Join(testkit.Root(t), "docs/calls.md")))(t))
+	d := &csiServer{}
+	d.addEngines(pflag.NewFlagSet("csi", pflag.ContinueOnError))
+	served := map[string]func(csi.Abilities, csiEngine) bool{
+		"CreateSnapshot":            func(a csi.Abilities, _ csiEngine) bool { return a.Snapshots },
+		"CreateVolumeGroupSnapshot": func(a csi.Abilities, e csiEngine) bool { _, ceph := e.(*cephEngine); return a.Groups || ceph },
+		"GetMetadataDelta":          func(a csi.Abilities, _ csiEngine) bool { return a.Deltas },
+		"ControllerModifyVolume":    func(a csi.Abilities, _ csiEngine) bool { return a.Modify },
+	}
+	for _, row := range markdown.Rows(page) {
+		of := served[row["call"]]
+		if of == nil {
+			continue
+		}
+		delete(served, row["call"])
+		for _, e := range d.engines {
+			said := row["engines"] == "all" || strings.Contains(row["engines"], "`"+e.name+"`") != strings.HasPrefix(row["engines"], "all but ")
+			if want := of(e.abilities(), e.csiEngine); said != want {
+				t.Errorf("%s: the page has %q, engine %s announces %t", row["call"], row["engines"], e.name, want)
+			}
+		}
+	}
+	for call := range served {
+		t.Errorf("the page has no engines of %s", call)
+	}
+}

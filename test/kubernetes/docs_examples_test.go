@@ -24,7 +24,7 @@ import (
 )
 
 // pages are the pages with Kubernetes examples.
-var pages = []string{"README.md", "docs/install.md", "docs/day2.md", "docs/troubleshooting.md", "docs/monitoring.md"}
+var pages = []string{"README.md", "docs/start-local.md", "docs/start-fence.md", "docs/install.md", "docs/day2.md", "docs/troubleshooting.md", "docs/monitoring.md"}
 
 func page(t *testing.T, name string) string {
 	t.Helper()
@@ -145,9 +145,9 @@ func TestDocsExamples(t *testing.T) {
 
 func (r *reader) firstClaim() {
 	r.Helper()
-	objects := r.blocks("docs/install.md", "First claim and pod", "yaml", 2)
+	objects := r.blocks("docs/start-local.md", "First claim and pod", "yaml", 2)
 	r.write("first.yaml", objects[0])
-	out := r.sh(r.blocks("docs/install.md", "First claim and pod", "sh", 1)...)
+	out := r.sh(r.blocks("docs/start-local.md", "First claim and pod", "sh", 1)...)
 	if !strings.Contains(out, "/data") || !strings.Contains(out, "Bound") {
 		r.Errorf("the first volume:\n%s", out)
 	}

@@ -30,7 +30,7 @@ const (
 	spdkZone      = "a"                     // of the node and the target
 )
 
-// spdkRelease has the values of docs/spdk.md.
+// spdkRelease has the values of docs/start-spdk.md.
 var spdkRelease = release{name: "spdk", values: `
 csi:
   engine: spdk
@@ -72,7 +72,7 @@ func TestSPDK(t *testing.T) {
 	c.noDenials(spdkRelease, "Starting CSI attacher")
 }
 
-// installSPDK creates the objects of docs/spdk.md, and the release. At the end
+// installSPDK creates the objects of docs/start-spdk.md, and the release. At the end
 // the target must be empty.
 func installSPDK(t *testing.T, target *rig.Target) {
 	t.Helper()
