@@ -5,7 +5,7 @@ export CGO_ENABLED ?= 0
 # With -trimpath other clones of the same source share Go's build cache.
 export GOFLAGS += -trimpath
 
-.PHONY: help build build-ceph image image-ceph demo test test-ceph test-spdk test-vm test-upstream test-kubernetes e2e-full scoreboard lint generate diagrams bench soak fuzz release clean
+.PHONY: help build build-ceph image image-ceph demo test test-ceph test-spdk test-vm test-upstream test-kubernetes e2e-full scoreboard lint generate site diagrams bench soak fuzz release clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 18
@@ -37,7 +37,7 @@ demo: ## install missing packages, build, and show volumes, fencing, DPU devices
 	bin/cleat-demo $(DEMO_FLAGS)
 
 test: ## install missing packages and run every test that needs only this machine
-	@scripts/need go root filesystems race fence ovs image
+	@scripts/need go root filesystems race fence ovs image site
 	scripts/test
 
 test-ceph: ## install Ceph's packages and test its volumes in a cluster that the tests start
@@ -76,6 +76,10 @@ generate: ## regenerate the Go code of the contracts in api/, the manifests of t
 	@scripts/need go protoc
 	scripts/generate
 
+site: ## render the documentation as a site with search into bin/site
+	@scripts/need go
+	cd tools/site && $(GO) run . -from ../.. -into ../../bin/site
+
 diagrams: ## draw docs/diagrams/*.svg from the texts beside them
 	@scripts/need diagrams
 	scripts/diagrams
@@ -85,7 +89,7 @@ bench: ## print figures: latencies, data path, memory, comparison with the kubel
 	scripts/bench
 
 soak: ## all variants of the tests; CI runs a selection. PART=power runs one part (CONTRIBUTING.md lists them)
-	@scripts/need go root filesystems race fence ovs image vm ceph kubernetes
+	@scripts/need go root filesystems race fence ovs image site vm ceph kubernetes
 	scripts/soak $(PART)
 
 fuzz: ## run every fuzz target for a while (FUZZ_TIME=30s each)
