@@ -90,7 +90,7 @@ func TestConditionsHaveAlerts(t *testing.T) {
 	for of, metrics := range conditionMetrics {
 		_, table, _ := strings.Cut(markdown.Section(string(read(t, "../../docs/monitoring.md")), "Conditions of "+of), "\n| reason | s")
 		table, _, _ = strings.Cut(table, "\n\n")
-		for _, row := range strings.Split(table, "\n")[2:] {
+		for _, row := range strings.Split(strings.TrimSpace(table), "\n")[2:] {
 			cells := strings.Split(row, "|")
 			for _, reason := range regexp.MustCompile("[A-Z][A-Za-z]+").FindAllString(cells[1], -1) {
 				for _, status := range regexp.MustCompile("NOTICE|DEGRADED|INACCESSIBLE|DATA_LOSS").FindAllString(cells[2], -1) {
