@@ -14,7 +14,7 @@ import (
 const sameWords = 9
 
 var (
-	generatedPart = regexp.MustCompile(`(?s)<!-- made from .*?(?:<!-- end -->|\z)`)
+	generatedPart = regexp.MustCompile(`(?s)<!-- made (?:from|by) .*?(?:<!-- end -->|\z)`)
 	codeBlock     = regexp.MustCompile("(?ms)^ *```.*?^ *```$|^    .*?$")
 	codeSpan      = regexp.MustCompile("`[^`]*`")
 	linkTarget    = regexp.MustCompile(`\]\([^)]*\)`)
