@@ -15,6 +15,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/ceph/go-ceph/cephfs"
+
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
@@ -154,6 +156,82 @@ func TestFSGetDuringDeleteSnapshot(t *testing.T) {
 	}
 	cancel()
 	all.Wait()
+}
+
+// The end of a copy changes the quota, then the record. It can come between any two
+// reads of a call: the answer has the size of the request.
+func TestFSSizeAtTheEndOfACopy(t *testing.T) {
+	t.Parallel()
+	c := fsConfig(t)
+	c.Interval = time.Hour // the test ends the copy
+	e := openFS(t, c)
+	source := makeFS(t, e, fsRequest("source", volume.Source{}))
+	req := fsRequest("copy", volume.Source{Volume: source.ID})
+	req.Size.Required = 2 * source.Size
+	v := testkit.Value(e.Create(testkit.Context(t), req))(t)
+	running := testkit.Value(e.find(v.ID))(t)
+	testkit.Eventually(t, "the manager has copied", func() bool {
+		return testkit.Value(e.manager.cloneStatus(running.name))(t).State == cloneComplete
+	})
+	for point, isLast := 1, false; !isLast; point++ {
+		testkit.Must(t, e.manager.grow(running.name, source.Size), e.mount.setRecord(running.name, *running.record))
+		var got *subvolume
+		got, isLast = loadInterrupted(t, e, running.name, point, func() { testkit.Value(e.endCopy(running))(t) })
+		if size := e.volume(got).Size; size != req.Size.Required {
+			t.Errorf("the copy ends after read %d: a volume of %d bytes, want %d", point, size, req.Size.Required)
+		}
+	}
+}
+
+// The deletion of a volume can also come between two reads. Its snapshots stay.
+func TestFSSnapshotAtADeletion(t *testing.T) {
+	t.Parallel()
+	e := openFS(t, fsConfig(t))
+	fsSnap(t, e, "s", makeFS(t, e, fsRequest("v", volume.Source{})).ID)
+	for point, isLast := 1, false; !isLast; point++ {
+		v := makeFS(t, e, fsRequest("v", volume.Source{}))
+		var got *subvolume
+		got, isLast = loadInterrupted(t, e, imageName(hash("v")), point, func() { testkit.Must(t, e.Delete(testkit.Context(t), v.ID)) })
+		if len(got.snapRecords) != 1 {
+			t.Errorf("the volume is deleted after read %d: its snapshots are %+v", point, got.snapRecords)
+		}
+	}
+}
+
+// loadInterrupted reads a subvolume, and calls change after one of the reads. It
+// reports whether there are no more reads.
+func loadInterrupted(t testing.TB, e *FS, name string, point int, change func()) (s *subvolume, isLast bool) {
+	t.Helper()
+	s, reads := &subvolume{name: name, snapRecords: map[string]fsSnapRecord{}}, 0
+	testkit.Must(t, e.mount.use(func(i *cephfs.MountInfo) error {
+		return s.load(interrupted{i, func() {
+			if reads++; reads == point {
+				change()
+			}
+		}})
+	}))
+	return s, reads <= point
+}
+
+// interrupted is a mount that calls read after each read.
+type interrupted struct {
+	*cephfs.MountInfo
+	read func()
+}
+
+func (i interrupted) OpenDir(path string) (*cephfs.Directory, error) {
+	defer i.read()
+	return i.MountInfo.OpenDir(path)
+}
+
+func (i interrupted) ListXattr(path string) ([]string, error) {
+	defer i.read()
+	return i.MountInfo.ListXattr(path)
+}
+
+func (i interrupted) GetXattr(path, name string) ([]byte, error) {
+	defer i.read()
+	return i.MountInfo.GetXattr(path, name)
 }
 
 // A copy that waits for others, which can take hours, does not load the manager.

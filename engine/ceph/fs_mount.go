@@ -145,7 +145,7 @@ func (m *fsMount) close() {
 	}
 }
 
-// subvolume is what the cluster says of a subvolume at one moment.
+// subvolume is what the cluster says of a subvolume.
 type subvolume struct {
 	name string
 	uuid string // empty: removed, only snapshots are left
@@ -167,8 +167,15 @@ func (m *fsMount) names(prefix string) (all []string, err error) {
 	return slices.DeleteFunc(all, func(name string) bool { return !strings.HasPrefix(name, prefix) }), err
 }
 
+// directories is what reads of subvolumes need of a mount.
+type directories interface {
+	OpenDir(path string) (*cephfs.Directory, error)
+	ListXattr(path string) ([]string, error)
+	GetXattr(path, name string) ([]byte, error)
+}
+
 // list returns the entries of a directory.
-func list(i *cephfs.MountInfo, path string) (names []string, err error) {
+func list(i directories, path string) (names []string, err error) {
 	dir, err := i.OpenDir(path)
 	if err != nil {
 		return nil, err
@@ -201,7 +208,7 @@ func (m *fsMount) inspect(name string) (s *subvolume, err error) {
 	return s, nil
 }
 
-func (s *subvolume) load(i *cephfs.MountInfo) error {
+func (s *subvolume) load(i directories) error {
 	entries, err := list(i, s.path())
 	if err != nil {
 		return err
@@ -209,9 +216,6 @@ func (s *subvolume) load(i *cephfs.MountInfo) error {
 	entries = slices.DeleteFunc(entries, func(name string) bool { return !uuidPattern().MatchString(name) })
 	if len(entries) > 0 {
 		s.uuid, s.isUnclear = entries[0], len(entries) > 1
-		if s.size, err = number(i, s.content(), "ceph.quota.max_bytes"); err != nil {
-			return err
-		}
 	}
 	attributes, err := i.ListXattr(s.path())
 	if err != nil {
@@ -237,7 +241,16 @@ func (s *subvolume) load(i *cephfs.MountInfo) error {
 			return err
 		}
 	}
-	return nil
+	if s.uuid == "" {
+		return nil
+	}
+	// After the record: the end of a copy sets the size, and then removes the copy
+	// from the record.
+	s.size, err = number(i, s.content(), "ceph.quota.max_bytes")
+	if is(err, notFound) { // it has just been removed
+		s.uuid, s.record, err = "", nil, nil
+	}
+	return err
 }
 
 func (s *subvolume) path() string    { return "/" + s.name }
@@ -277,7 +290,7 @@ func (m *fsMount) used(path string) (bytes int64, err error) {
 }
 
 // number returns a numeric attribute; 0 if it is not set.
-func number(i *cephfs.MountInfo, path, key string) (int64, error) {
+func number(i directories, path, key string) (int64, error) {
 	text, err := i.GetXattr(path, key)
 	if is(err, syscall.ENODATA) {
 		return 0, nil
