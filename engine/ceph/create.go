@@ -67,10 +67,10 @@ func (e *Engine) create(p plan) (volume.Volume, error) {
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	if p.FSType, err = newvolume.FSType(p.CreateRequest, from.base()); err != nil {
+	if p.FSType, err = newvolume.FSType(p.CreateRequest, from); err != nil {
 		return volume.Volume{}, err
 	}
-	size, err := possible(newvolume.Size(p.Size, p.FSType, from.base(), granule))
+	size, err := possible(newvolume.Size(p.Size, p.FSType, from, granule))
 	if err != nil {
 		return volume.Volume{}, err
 	}
@@ -187,19 +187,19 @@ func (b *build) makeWith(options *rbd.ImageOptions) error {
 	switch {
 	case b.from == nil:
 		return rbd.CreateImage(b.into.io, b.name, uint64(b.size), options)
-	case b.from.snap != "":
-		return b.clone(b.from.snap, options)
+	case b.from.At.snap != "":
+		return b.clone(b.from.At.snap, options)
 	}
 	// What another call left can be older than this request.
 	if err := b.dropCloneSnapshot(); err != nil {
 		return err
 	}
 	snap := cloneSnapName(hash(b.plan.Name))
-	source, err := b.poolOf(b.from.pool, b.from.Description)
+	source, err := b.poolOf(b.from.At.pool, b.from.String())
 	if err != nil {
 		return err
 	}
-	err = source.openID(b.from.image, func(i *rbd.Image) error {
+	err = source.openID(b.from.At.image, func(i *rbd.Image) error {
 		_, err := i.CreateSnapshot(snap)
 		return err
 	})
@@ -212,7 +212,7 @@ func (b *build) makeWith(options *rbd.ImageOptions) error {
 
 // clone clones the source, whose image is renamed when its volume is deleted.
 func (b *build) clone(snap string, options *rbd.ImageOptions) error {
-	source, err := b.poolOf(b.from.pool, b.from.Description)
+	source, err := b.poolOf(b.from.At.pool, b.from.String())
 	if err != nil {
 		return err
 	}
@@ -220,14 +220,14 @@ func (b *build) clone(snap string, options *rbd.ImageOptions) error {
 		return err
 	}
 	clone := func(image string) error {
-		if b.from.member != 0 {
-			return rbd.CloneImageByID(source.io, image, b.from.member, b.into.io, b.name, options)
+		if b.from.At.member != 0 {
+			return rbd.CloneImageByID(source.io, image, b.from.At.member, b.into.io, b.name, options)
 		}
 		return rbd.CloneImage(source.io, image, snap, b.into.io, b.name, options)
 	}
-	err = clone(imageName(b.from.hash))
+	err = clone(imageName(b.from.At.hash))
 	if is(err, notFound) {
-		err = clone(b.from.deleted)
+		err = clone(b.from.At.deleted)
 	}
 	switch {
 	case is(err, notFound):
@@ -241,14 +241,14 @@ func (b *build) clone(snap string, options *rbd.ImageOptions) error {
 // dropCloneSnapshot removes the temporary snapshot of the source. Ceph keeps it
 // hidden for as long as the clone needs it.
 func (b *build) dropCloneSnapshot() error {
-	if b.from == nil || b.from.snap != "" {
+	if b.from == nil || b.from.At.snap != "" {
 		return nil
 	}
-	source, err := b.poolOf(b.from.pool, b.from.Description)
+	source, err := b.poolOf(b.from.At.pool, b.from.String())
 	if err != nil {
 		return err
 	}
-	return source.openID(b.from.image, func(i *rbd.Image) error {
+	return source.openID(b.from.At.image, func(i *rbd.Image) error {
 		return ignoreMissing(i.GetSnapshot(cloneSnapName(hash(b.plan.Name))).Remove())
 	})
 }
@@ -289,29 +289,29 @@ func grow(i *rbd.Image, size int64) error {
 }
 
 func (e *Engine) originOf(s volume.Source) (*origin, error) {
-	switch {
-	case s.Volume != "":
-		i, err := e.find(s.Volume)
+	return newvolume.OriginOf(s, func(id volume.ID) (origin, error) {
+		i, err := e.find(id)
 		if err != nil {
-			return nil, fmt.Errorf("source of the new volume: %w", err)
+			return origin{}, err
 		}
-		return &origin{
-			Origin: newvolume.Origin{Description: "volume " + string(s.Volume), Size: i.size, Content: i.record.Content, FSType: i.record.FSType},
-			pool:   i.pool.id, hash: hash(i.record.Name), image: i.id, deleted: deletedName(i.identity()),
-		}, nil
-	case s.Snapshot != "":
-		i, snap, err := e.findSnapshot(s.Snapshot)
+		return i.origin(i.size), nil
+	}, func(id volume.SnapshotID) (origin, error) {
+		i, snap, err := e.findSnapshot(id)
 		if err != nil {
-			return nil, fmt.Errorf("source of the new volume: %w", err)
+			return origin{}, err
 		}
-		from := &origin{
-			Origin: newvolume.Origin{Description: "snapshot " + string(s.Snapshot), Size: snap.size, Content: i.record.Content, FSType: i.record.FSType},
-			pool:   i.pool.id, hash: hash(i.record.Name), image: i.id, deleted: deletedName(i.identity()), snap: snapName(snap.hash),
-		}
-		if snap.group != nil {
-			from.member = snap.id
+		from := i.origin(snap.size)
+		if from.At.snap = snapName(snap.hash); snap.group != nil {
+			from.At.member = snap.id
 		}
 		return from, nil
+	})
+}
+
+// origin describes an image as a source, with the size of what is copied.
+func (i *image) origin(size int64) origin {
+	return origin{
+		Size: size, Content: i.record.Content, FSType: i.record.FSType,
+		At: originImage{pool: i.pool.id, hash: hash(i.record.Name), image: i.id, deleted: deletedName(i.identity())},
 	}
-	return nil, nil
 }

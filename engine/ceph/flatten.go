@@ -44,7 +44,7 @@ func (e *Engine) depth(i *image) (n int, err error) {
 
 // checkDepth refuses a clone whose chain would be too long.
 func (b *build) checkDepth(source *pool) error {
-	i, err := source.inspectID(b.from.image)
+	i, err := source.inspectID(b.from.At.image)
 	if err != nil {
 		return err
 	}
@@ -52,8 +52,8 @@ func (b *build) checkDepth(source *pool) error {
 	if err != nil || n < b.depths.hard {
 		return err
 	}
-	if i, err = source.inspect(imageName(b.from.hash)); err != nil || i.id != b.from.image {
-		i = &image{pool: source, name: b.from.deleted}
+	if i, err = source.inspect(imageName(b.from.At.hash)); err != nil || i.id != b.from.At.image {
+		i = &image{pool: source, name: b.from.At.deleted}
 	}
 	if err := b.flatten(i); err != nil {
 		return err

@@ -17,7 +17,7 @@ import (
 // startCopy has the manager copy a source to a new subvolume. A volume is
 // copied from a temporary snapshot.
 func (e *FS) startCopy(ctx context.Context, from *fsOrigin, p fsPlan, size int64) (*fsCopy, error) {
-	c := from.content
+	c := from.At
 	if c.Snap == "" {
 		c.Snap = cloneSnapName(hash(p.Name))
 		// What another call left can be older than this request.

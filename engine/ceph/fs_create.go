@@ -4,7 +4,6 @@ package ceph
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"syscall"
 	"time"
@@ -63,7 +62,7 @@ func (e *FS) create(ctx context.Context, p fsPlan) (v volume.Volume, err error) 
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	size, err := possibleFS(newvolume.Size(p.Size, "", from.base(), granule))
+	size, err := possibleFS(newvolume.Size(p.Size, "", from, granule))
 	if err != nil {
 		return volume.Volume{}, err
 	}
@@ -85,14 +84,14 @@ func (e *FS) create(ctx context.Context, p fsPlan) (v volume.Volume, err error) 
 	}
 	switch {
 	case from != nil && p.showsSnapshot():
-		record.Shows = &from.content
+		record.Shows = &from.At
 		fallthrough
 	case from == nil:
 		err = whileBusy(ctx, func() error { return e.manager.make(name, size, p.settings.pool) })
 	default:
 		defer func() {
-			if err != nil && from.content.Snap == "" { // no repeat has to follow
-				e.copies.add(copyJob{target: name, from: from.content.Dir, snap: cloneSnapName(hash(p.Name))})
+			if err != nil && from.At.Snap == "" { // no repeat has to follow
+				e.copies.add(copyJob{target: name, from: from.At.Dir, snap: cloneSnapName(hash(p.Name))})
 			}
 		}()
 		record.Copy, err = e.startCopy(ctx, from, p, size)
@@ -158,45 +157,23 @@ func (e *FS) existing(p fsPlan, s *subvolume) (volume.Volume, error) {
 
 func (r fsRecord) hasFailed() bool { return r.Copy != nil && r.Copy.Failed != "" }
 
-// fsOrigin is the source of a new volume.
-type fsOrigin struct {
-	newvolume.Origin
-	content fsContent // without Snap: the volume itself
-}
-
-// base is nil if there is no source.
-func (o *fsOrigin) base() *newvolume.Origin {
-	if o == nil {
-		return nil
-	}
-	return &o.Origin
-}
+// fsOrigin is the source of a new volume: without At.Snap, a volume itself.
+type fsOrigin = newvolume.Origin[fsContent]
 
 func (e *FS) originOf(s volume.Source) (*fsOrigin, error) {
-	switch {
-	case s.Volume != "":
-		from, err := e.find(s.Volume)
+	return newvolume.OriginOf(s, func(id volume.ID) (fsOrigin, error) {
+		from, err := e.find(id)
+		if err == nil {
+			err = from.checkContent(id)
+		}
 		if err != nil {
-			return nil, fmt.Errorf("source of the new volume: %w", err)
+			return fsOrigin{}, err
 		}
-		if err := from.checkContent(s.Volume); err != nil {
-			return nil, err
-		}
-		return &fsOrigin{
-			Origin:  newvolume.Origin{Description: "volume " + string(s.Volume), Size: from.size, Content: volume.Filesystem, FSType: FSType},
-			content: fsContent{Dir: from.name, UUID: from.uuid},
-		}, nil
-	case s.Snapshot != "":
-		snap, err := e.findSnapshot(s.Snapshot)
-		if err != nil {
-			return nil, fmt.Errorf("source of the new volume: %w", err)
-		}
-		return &fsOrigin{
-			Origin:  newvolume.Origin{Description: "snapshot " + string(s.Snapshot), Size: snap.record.Size, Content: volume.Filesystem, FSType: FSType},
-			content: snap.content(),
-		}, nil
-	}
-	return nil, nil
+		return fsOrigin{Size: from.size, Content: volume.Filesystem, FSType: FSType, At: fsContent{Dir: from.name, UUID: from.uuid}}, nil
+	}, func(id volume.SnapshotID) (fsOrigin, error) {
+		snap, err := e.findSnapshot(id)
+		return fsOrigin{Size: snap.record.Size, Content: volume.Filesystem, FSType: FSType, At: snap.content()}, err
+	})
 }
 
 // checkContent refuses the use of a volume whose directory does not have its

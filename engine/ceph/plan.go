@@ -49,22 +49,15 @@ func possible(size int64, err error) (int64, error) {
 	return size, err
 }
 
-// origin is the source of a new volume: an image, and a snapshot of it unless
-// it is a volume.
-type origin struct {
-	newvolume.Origin
+// origin is the source of a new volume.
+type origin = newvolume.Origin[originImage]
+
+// originImage is an image, and a snapshot of it unless it is a volume.
+type originImage struct {
 	pool    int64
 	hash    string // of the name of the volume that the image is or was
 	image   string // internal id
 	deleted string // name of the image once its volume is deleted
 	snap    string // name of the snapshot; empty: to be created
 	member  uint64 // id of the snapshot, if it is a group's member, which has no name
-}
-
-// base is nil if there is no source.
-func (o *origin) base() *newvolume.Origin {
-	if o == nil {
-		return nil
-	}
-	return &o.Origin
 }

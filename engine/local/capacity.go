@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cleatproject/cleat/engine/newvolume"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/retry"
@@ -15,9 +16,8 @@ import (
 )
 
 const (
-	granule     = 4096 // bytes; all sizes are multiples
-	defaultSize = 1 << 30
-	minReserve  = 64 << 20
+	granule    = 4096 // bytes; all sizes are multiples
+	minReserve = 64 << 20
 	// freshness is the maximum age of the sum of allocated bytes when a request
 	// is refused.
 	freshness = time.Second
@@ -307,19 +307,9 @@ func minimumFor(query volume.CapacityQuery) (int64, error) {
 		if err != nil {
 			return 0, err
 		}
-		return minimumSize(t), nil
+		return newvolume.MinimumSize(string(t), granule), nil
 	case query.Content == volume.Filesystem:
-		return minimumSize(mkfs.Ext4), nil
+		return newvolume.MinimumSize(string(mkfs.Ext4), granule), nil
 	}
 	return granule, nil
-}
-
-// minimumSize returns the minimum size of a volume with a file system; "" is a
-// raw volume.
-func minimumSize(t mkfs.Type) int64 {
-	if t == "" {
-		return granule
-	}
-	least := max(mkfs.MinSize(t), granule)
-	return (least + granule - 1) / granule * granule
 }

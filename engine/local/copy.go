@@ -19,7 +19,7 @@ const durableStep = 64 << 20
 // beginVolumeCopy is for pools without shared blocks: it records the volume,
 // pins its source and starts the copy.
 func (e *Engine) beginVolumeCopy(ctx context.Context, id volume.ID, r volumeRecord, from *origin) error {
-	if from.volume == "" {
+	if from.At.Volume == "" {
 		// A snapshot is immutable and needs no pin; its deletion checks for
 		// running copies.
 		r.State = copying
@@ -30,7 +30,7 @@ func (e *Engine) beginVolumeCopy(ctx context.Context, id volume.ID, r volumeReco
 		e.startVolumeCopy(id, r)
 		return nil
 	}
-	source, err := e.claimForCopy(ctx, from.volume, from.size)
+	source, err := e.claimForCopy(ctx, from.At.Volume, from.Size)
 	if err != nil {
 		return err
 	}
@@ -40,7 +40,7 @@ func (e *Engine) beginVolumeCopy(ctx context.Context, id volume.ID, r volumeReco
 		return err
 	}
 	crashpoint.Hit("copy.intent")
-	err = e.pin(ctx, from.volume, string(id))
+	err = e.pin(ctx, from.At.Volume, string(id))
 	crashpoint.Hit("copy.pinned")
 	if err == nil {
 		r.State = copying
@@ -69,7 +69,7 @@ func (e *Engine) claimForCopy(ctx context.Context, id volume.ID, size int64) (*c
 }
 
 func (e *Engine) startVolumeCopy(id volume.ID, r volumeRecord) {
-	source := origin{volume: r.FromVolume, snapshot: r.FromSnap}.file()
+	source := fileOf(r.source())
 	e.startCopy(string(id), source, volume.Progress{Done: r.Copied, Total: r.CopySize}, func(ctx context.Context, job *copyJob) error {
 		err := e.runVolumeCopy(ctx, id, &r, job)
 		if err == nil || ctx.Err() != nil {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/cleatproject/cleat/engine/newvolume"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
@@ -68,7 +69,7 @@ func (e *Engine) createOnce(ctx context.Context, p plan) (volume.ID, error) {
 	if !r.State.visible() {
 		return id, errLeftover
 	}
-	if err := p.matches(id, r); err != nil {
+	if err := newvolume.Matches(p.CreateRequest, e.volume(id, r), r.Requested); err != nil {
 		return "", err
 	}
 	if r.State == ready && !e.pool.readOnly {
@@ -99,7 +100,7 @@ func (e *Engine) createNew(ctx context.Context, p plan) (volume.ID, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := p.setFilesystem(from); err != nil {
+	if p.FSType, err = newvolume.FSType(p.CreateRequest, from); err != nil {
 		return "", err
 	}
 	size, err := p.chooseSize(from, e.pool.largest)
@@ -155,9 +156,9 @@ func (p plan) record(size int64, from *origin, sharing bool) volumeRecord {
 		Requested: p.Parameters, Settings: p.settings, Created: time.Now().UTC(),
 	}
 	if from != nil {
-		r.CopySize = from.size
+		r.CopySize = from.Size
 		if sharing && !p.settings.thick() {
-			r.Promised = from.promised
+			r.Promised = from.At.promised
 		}
 	}
 	return r
@@ -186,7 +187,7 @@ func (e *Engine) createComplete(ctx context.Context, id volume.ID, r volumeRecor
 func (e *Engine) commitNewVolume(ctx context.Context, id volume.ID, r volumeRecord, from *origin) error {
 	return e.commit(ctx, func(tx *store.Tx) error {
 		if from != nil {
-			if err := deleteFreezeRecord(tx, from.intent); err != nil {
+			if err := deleteFreezeRecord(tx, from.At.intent); err != nil {
 				return err
 			}
 		}
@@ -198,10 +199,10 @@ func (e *Engine) commitNewVolume(ctx context.Context, id volume.ID, r volumeReco
 }
 
 func (e *Engine) forgetFreeze(ctx context.Context, from *origin) error {
-	if from == nil || from.intent == "" {
+	if from == nil || from.At.intent == "" {
 		return nil
 	}
-	return e.commit(ctx, func(tx *store.Tx) error { return deleteFreezeRecord(tx, from.intent) })
+	return e.commit(ctx, func(tx *store.Tx) error { return deleteFreezeRecord(tx, from.At.intent) })
 }
 
 func (e *Engine) fill(ctx context.Context, f *os.File, id volume.ID, r volumeRecord, from *origin) error {
@@ -286,12 +287,12 @@ func (e *Engine) incomingPath(id volume.ID) string {
 }
 
 func (e *Engine) cloneOrigin(ctx context.Context, f *os.File, from *origin) error {
-	if from.volume != "" {
+	if from.At.Volume != "" {
 		var err error
-		from.intent, _, err = e.cloneFrozen(ctx, []cloneRequest{{name: from.file(), size: from.size, clone: f}}, true)
+		from.At.intent, _, err = e.cloneFrozen(ctx, []cloneRequest{{name: fileOf(from.At.Source), size: from.Size, clone: f}}, true)
 		return err
 	}
-	src, err := e.pool.openFile(from.file(), os.O_RDONLY, from.size)
+	src, err := e.pool.openFile(fileOf(from.At.Source), os.O_RDONLY, from.Size)
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/engine/newvolume"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
@@ -62,7 +63,7 @@ func TestCapacityIsKept(t *testing.T) {
 
 func TestCapacityQueries(t *testing.T) {
 	e := open(t, config(onXFS(t)))
-	for q, want := range map[string]int64{"": granule, "ext4": minimumSize("ext4"), "xfs": 300 * mib} {
+	for q, want := range map[string]int64{"": granule, "ext4": newvolume.MinimumSize("ext4", granule), "xfs": 300 * mib} {
 		if got := capacity(t, e, volume.CapacityQuery{FSType: q}).Minimum; got != want {
 			t.Errorf("the smallest volume with %q has %d bytes, want %d", q, got, want)
 		}

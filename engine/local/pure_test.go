@@ -48,24 +48,6 @@ func TestParseSettings(t *testing.T) {
 	}
 }
 
-// The error names the difference from the existing volume.
-func TestTakenName(t *testing.T) {
-	have := volumeRecord{Size: 1 << 30, Content: volume.Raw}
-	for want, ask := range map[string]volume.SizeRange{
-		"with 1073741824 bytes; the request is for at least 2147483648 bytes":               {Required: 2 << 30},
-		"with 1073741824 bytes; the request is for at most 1048576 bytes":                   {Limit: 1 << 20},
-		"with 1073741824 bytes; the request is for exactly 4096 bytes":                      {Required: 4096, Limit: 4096},
-		"with 1073741824 bytes; the request is for between 2147483648 and 4294967296 bytes": {Required: 2 << 30, Limit: 4 << 30},
-	} {
-		p := plan{CreateRequest: volume.CreateRequest{Name: "pvc-1", Size: ask, Content: volume.Raw}}
-		err := p.matches("vol-1", have)
-		wantKind(t, err, want, errs.Exists)
-		if err != nil && !strings.HasSuffix(err.Error(), `volume vol-1 already has the name "pvc-1", `+want) {
-			t.Errorf("%q should end in %q", err, want)
-		}
-	}
-}
-
 func TestSettingsRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := settings{
@@ -154,7 +136,7 @@ func TestBudgetConcurrency(t *testing.T) {
 }
 
 func TestSizes(t *testing.T) {
-	from := &origin{volume: "vol-x", size: 64 * mib, content: volume.Raw}
+	from := &origin{Size: 64 * mib, Content: volume.Raw}
 	cases := []struct {
 		what string
 		p    plan

@@ -3,7 +3,10 @@
 package newvolume
 
 import (
+	"fmt"
 	"maps"
+	"slices"
+	"strings"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
@@ -76,29 +79,74 @@ func Matches(req volume.CreateRequest, v volume.Volume, parameters map[string]st
 	case req.FSType != "" && req.FSType != v.FSType:
 		return differs("with file system %s; the request is for %s", v.FSType, req.FSType)
 	case req.Source != v.Source:
-		return differs("with another source: it has %+v; the request has %+v", v.Source, req.Source)
+		return differs("%s; the request is for one %s", describeSource(v.Source), describeSource(req.Source))
 	case !maps.Equal(req.Parameters, parameters):
-		return differs("with parameters %q; the request has %q", parameters, req.Parameters)
+		return differs("with %s; the request has %s", describeParameters(parameters), describeParameters(req.Parameters))
 	case req.Ephemeral != v.Ephemeral:
 		return differs("and only one of the two is ephemeral")
 	}
 	return nil
 }
 
-// Origin is the source of a new volume.
-type Origin struct {
-	Description string
-	Size        int64
-	Content     volume.Content
-	FSType      string
+func describeSource(s volume.Source) string {
+	switch {
+	case s.Volume != "":
+		return "cloned from volume " + string(s.Volume)
+	case s.Snapshot != "":
+		return "restored from snapshot " + string(s.Snapshot)
+	}
+	return "created without a source"
 }
 
-func (o *Origin) String() string { return o.Description }
+func describeParameters(m map[string]string) string {
+	if len(m) == 0 {
+		return "no parameters"
+	}
+	var all []string
+	for _, key := range slices.Sorted(maps.Keys(m)) {
+		all = append(all, fmt.Sprintf("%s=%q", key, m[key]))
+	}
+	return "parameters " + strings.Join(all, ", ")
+}
+
+// Origin is the source of a new volume, which the engine has at At.
+type Origin[T any] struct {
+	Size    int64
+	Content volume.Content
+	FSType  string
+	// NewUUID: the engine gives copies of btrfs a UUID of their own.
+	NewUUID bool
+	At      T
+
+	description string // set by OriginOf
+}
+
+func (o *Origin[T]) String() string { return o.description }
+
+// OriginOf finds the source of a new volume; nil: it has none.
+func OriginOf[T any](s volume.Source, ofVolume func(volume.ID) (Origin[T], error), ofSnapshot func(volume.SnapshotID) (Origin[T], error)) (*Origin[T], error) {
+	var o Origin[T]
+	var err error
+	switch {
+	case s.Volume != "":
+		o, err = ofVolume(s.Volume)
+		o.description = "volume " + string(s.Volume)
+	case s.Snapshot != "":
+		o, err = ofSnapshot(s.Snapshot)
+		o.description = "snapshot " + string(s.Snapshot)
+	default:
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("source of the new volume: %w", err)
+	}
+	return &o, nil
+}
 
 // FSType returns the file system of the new volume: that of the source (nil:
 // none), or the requested one. Any source can be used raw, but a file system
 // cannot be created over a source.
-func FSType(req volume.CreateRequest, from *Origin) (string, error) {
+func FSType[T any](req volume.CreateRequest, from *Origin[T]) (string, error) {
 	switch {
 	case req.Content == volume.Raw:
 	case from == nil:
@@ -107,7 +155,7 @@ func FSType(req volume.CreateRequest, from *Origin) (string, error) {
 		}
 	case from.Content != volume.Filesystem:
 		return "", errs.Errorf(errs.Invalid, "%s has no file system, so only a block volume can be created from it", from)
-	case from.FSType == string(mkfs.Btrfs):
+	case from.FSType == string(mkfs.Btrfs) && !from.NewUUID:
 		return "", errs.Errorf(errs.Invalid, "%s has file system btrfs, of which a copy keeps the UUID, and two of one UUID can damage each other on a node; create a block volume from it, or use ext4 or xfs", from)
 	case req.FSType == "":
 		return from.FSType, nil
@@ -120,7 +168,7 @@ func FSType(req volume.CreateRequest, from *Origin) (string, error) {
 // Size chooses the size of a new volume, a multiple of granule. A copy is never
 // smaller than its source (nil: none), and has the size of its source if the
 // request allows.
-func Size(r volume.SizeRange, fsType string, from *Origin, granule int64) (int64, error) {
+func Size[T any](r volume.SizeRange, fsType string, from *Origin[T], granule int64) (int64, error) {
 	minimum := MinimumSize(fsType, granule)
 	fallback := max(defaultSize, minimum)
 	if from != nil {

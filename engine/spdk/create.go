@@ -58,18 +58,11 @@ type build struct {
 }
 
 // origin is the source of a new volume.
-type origin struct {
-	newvolume.Origin
-	target, store, uuid string
-	snapshot            bool
-}
+type origin = newvolume.Origin[originLvol]
 
-// base is nil if there is no source.
-func (o *origin) base() *newvolume.Origin {
-	if o == nil {
-		return nil
-	}
-	return &o.Origin
+type originLvol struct {
+	target, store, uuid string
+	isSnapshot          bool
 }
 
 func (b *build) run(ctx context.Context) (volume.Volume, error) {
@@ -131,7 +124,7 @@ func (b *build) begin(ctx context.Context) (record, error) {
 	if err := b.spare(ctx); err != nil {
 		return record{}, err
 	}
-	fsType, err := newvolume.FSType(b.req, b.from.base())
+	fsType, err := newvolume.FSType(b.req, b.from)
 	if err != nil {
 		return record{}, err
 	}
@@ -266,10 +259,10 @@ func (b *build) make(ctx context.Context, t *target, r record) (uuid string, err
 			l.SizeMiB, l.Thin = 0, true
 		}
 		return t.Client.CreateLvol(ctx, l)
-	case b.from.snapshot:
-		return t.Client.CloneLvol(ctx, b.from.uuid, name)
+	case b.from.At.isSnapshot:
+		return t.Client.CloneLvol(ctx, b.from.At.uuid, name)
 	}
-	if _, err := t.Client.SnapshotLvol(ctx, b.from.uuid, r.source()); err != nil && !errors.Is(err, rpc.Exists) {
+	if _, err := t.Client.SnapshotLvol(ctx, b.from.At.uuid, r.source()); err != nil && !errors.Is(err, rpc.Exists) {
 		return "", err
 	}
 	crashpoint.Hit("create.frozen")
@@ -284,9 +277,9 @@ func (b *build) explainMake(ctx context.Context, t *target, r record, err error)
 		return err
 	}
 	if b.from != nil {
-		switch _, now := b.shown(ctx, t, r.Store, r.StoreName, b.from.uuid); {
+		switch _, now := b.shown(ctx, t, r.Store, r.StoreName, b.from.At.uuid); {
 		case errors.Is(now, rpc.NotFound):
-			return lostError(t, "the source of the new volume,", b.from.Description+",", b.from.uuid, r.StoreName)
+			return lostError(t, "the source of the new volume,", b.from.String()+",", b.from.At.uuid, r.StoreName)
 		case now != nil:
 			return now
 		}
@@ -309,31 +302,18 @@ func (e *Engine) discard(ctx context.Context, r record) error {
 }
 
 func (e *Engine) originOf(ctx context.Context, s volume.Source) (*origin, error) {
-	switch {
-	case s.Volume != "":
-		r, err := e.find(ctx, s.Volume)
-		if err != nil {
-			return nil, fmt.Errorf("source of the new volume: %w", err)
-		}
-		if _, err := e.target(r.Target); err != nil {
-			return nil, fmt.Errorf("source of the new volume: %w", err)
-		}
-		return &origin{
-			Origin: newvolume.Origin{Description: "volume " + string(s.Volume), Size: r.Size, Content: r.Content, FSType: r.FSType},
-			target: r.Target, store: r.Store, uuid: r.UUID,
-		}, nil
-	case s.Snapshot != "":
-		r, err := e.findSnapshot(ctx, s.Snapshot)
-		if err != nil {
-			return nil, fmt.Errorf("source of the new volume: %w", err)
-		}
-		if _, err := e.target(r.Target); err != nil {
-			return nil, fmt.Errorf("source of the new volume: %w", err)
-		}
-		return &origin{
-			Origin: newvolume.Origin{Description: "snapshot " + string(s.Snapshot), Size: r.Size, Content: r.Content, FSType: r.FSType},
-			target: r.Target, store: r.Store, uuid: r.UUID, snapshot: true,
-		}, nil
+	from, err := newvolume.OriginOf(s, func(id volume.ID) (origin, error) {
+		r, err := e.find(ctx, id)
+		return origin{Size: r.Size, Content: r.Content, FSType: r.FSType, At: originLvol{r.Target, r.Store, r.UUID, false}}, err
+	}, func(id volume.SnapshotID) (origin, error) {
+		r, err := e.findSnapshot(ctx, id)
+		return origin{Size: r.Size, Content: r.Content, FSType: r.FSType, At: originLvol{r.Target, r.Store, r.UUID, true}}, err
+	})
+	if from == nil || err != nil {
+		return nil, err
 	}
-	return nil, nil
+	if _, err := e.target(from.At.target); err != nil {
+		return nil, fmt.Errorf("source of the new volume: %w", err)
+	}
+	return from, nil
 }

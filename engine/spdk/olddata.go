@@ -101,10 +101,10 @@ func (b *build) checkClean(ctx context.Context, p place, size int64) (zeroed boo
 		return false, err
 	}
 	if b.from != nil {
-		full, err := p.target.isFull(ctx, p.store, b.from.uuid, size)
+		full, err := p.target.isFull(ctx, p.store, b.from.At.uuid, size)
 		if err == nil && !full {
 			err = errs.Errorf(errs.Precondition, "%s, and a copy of %s with %d bytes could show it: it is thin, or smaller; %s, or set %s",
-				cannotUnmap(p), b.from.base(), size, howToUnmap, keyOldData)
+				cannotUnmap(p), b.from, size, howToUnmap, keyOldData)
 		}
 		return false, err
 	}

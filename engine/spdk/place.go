@@ -97,14 +97,14 @@ func (b *build) places(ctx context.Context) ([]place, error) {
 		return nil, errs.Errorf(errs.Invalid, "%s %s is not configured; known are %s", keyTarget, errs.Quote(s.target), strings.Join(b.names(), ", "))
 	}
 	if b.from != nil {
-		if s.target != "" && s.target != b.from.target {
-			return nil, errs.Errorf(errs.Invalid, "%s %s: %s is on target %s, and a copy is where its source is", keyTarget, s.target, b.from.base(), b.from.target)
+		if s.target != "" && s.target != b.from.At.target {
+			return nil, errs.Errorf(errs.Invalid, "%s %s: %s is on target %s, and a copy is where its source is", keyTarget, s.target, b.from, b.from.At.target)
 		}
-		s.target = b.from.target
+		s.target = b.from.At.target
 	}
 	all, answers := b.stores(ctx, s)
 	if b.from != nil {
-		all = slices.DeleteFunc(all, func(p place) bool { return p.store.UUID != b.from.store })
+		all = slices.DeleteFunc(all, func(p place) bool { return p.store.UUID != b.from.At.store })
 	}
 	if len(all) > 0 {
 		return all, nil
@@ -116,7 +116,7 @@ func (b *build) places(ctx context.Context) ([]place, error) {
 	case s.store != "":
 		return nil, errs.Errorf(errs.Invalid, "%s %s is on no target of this driver", keyStore, errs.Quote(s.store))
 	case b.from != nil:
-		return nil, errs.Errorf(errs.Unavailable, "target %s does not have the lvol store of %s now, or its configuration excludes it", s.target, b.from.base())
+		return nil, errs.Errorf(errs.Unavailable, "target %s does not have the lvol store of %s now, or its configuration excludes it", s.target, b.from)
 	}
 	return nil, errs.Errorf(errs.Exhausted, "no target has an lvol store for volumes; create one with bdev_lvol_create_lvstore")
 }
@@ -158,7 +158,7 @@ func (t *target) reachedFrom(segments map[string]string) bool {
 func (b *build) unreached() error {
 	if b.from != nil {
 		return errs.Errorf(errs.Exhausted, "%s is on target %s with the topology %v, which the requested topologies %v do not reach, and a copy is where its source is",
-			b.from.base(), b.from.target, b.targets[b.from.target].Topology, b.req.Topology)
+			b.from, b.from.At.target, b.targets[b.from.At.target].Topology, b.req.Topology)
 	}
 	return errs.Errorf(errs.Exhausted, "the requested topologies %v reach no target that answers and has a suitable lvol store", b.req.Topology)
 }
@@ -171,7 +171,7 @@ func (b *build) largestOf(places []place, fsType string) (place, int64, error) {
 	var size int64
 	var first error
 	for _, p := range places {
-		want, err := newvolume.Size(b.req.Size, fsType, b.from.base(), p.granule())
+		want, err := newvolume.Size(b.req.Size, fsType, b.from, p.granule())
 		if err == nil && want > b.largest(p) {
 			err = errs.Errorf(errs.Exhausted, "a volume of %d bytes does not fit into %s, which has %d of %d bytes free", want, p, p.store.Free(), p.store.Size())
 		}

@@ -50,7 +50,7 @@ func (b *build) readEarly(ctx context.Context) map[string]read {
 	for _, t := range b.order {
 		t.mu.Lock()
 		for _, store := range t.stores {
-			isSource := b.from == nil || b.from.target == t.Name && b.from.store == store.UUID
+			isSource := b.from == nil || b.from.At.target == t.Name && b.from.At.store == store.UUID
 			if isSource && t.serves(store, b.settings) && (b.settings.target == "" || b.settings.target == t.Name) {
 				places = append(places, place{t, store})
 			}
