@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/backoff"
 )
 
 // Version is the version of the process.
@@ -138,7 +139,7 @@ const (
 // returns an error.
 func (c *Client) WaitReady(ctx context.Context) error {
 	var last error
-	for pause := firstPause; ; pause = min(2*pause, longPause) {
+	for pause := (backoff.Backoff{First: firstPause, Most: longPause}); ; {
 		err := c.ready(ctx)
 		switch {
 		case err == nil:
@@ -148,10 +149,8 @@ func (c *Client) WaitReady(ctx context.Context) error {
 		case last == nil || ctx.Err() == nil:
 			last = err
 		}
-		select {
-		case <-ctx.Done():
+		if pause.Wait(ctx) != nil {
 			return errs.Errorf(errs.Unavailable, "the SPDK process at %s is not ready: %w", c.Address(), last)
-		case <-time.After(pause):
 		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/backoff"
 	"github.com/cleatproject/cleat/internal/cli"
 )
 
@@ -115,7 +116,7 @@ func (s *session) printResult(cmd *cobra.Command, view cli.View, document any, e
 func retry(ctx context.Context, longest time.Duration, notice func(string), again func(err error, past time.Duration) bool, call func(context.Context) error) error {
 	begun, noticed := time.Now(), ""
 	var last error
-	for pause := min(100*time.Millisecond, longest); ; pause = min(2*pause, longest) {
+	for pause := (backoff.Backoff{First: 100 * time.Millisecond, Most: longest}); ; {
 		err := call(ctx)
 		if err == nil {
 			return nil
@@ -133,9 +134,7 @@ func retry(ctx context.Context, longest time.Duration, notice func(string), agai
 			notice(news + "; retrying")
 			noticed = news
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
+		if pause.Wait(ctx) != nil {
 			if errors.Is(last, ctx.Err()) {
 				return last
 			}

@@ -69,7 +69,7 @@ type openStream[M any] func(ctx context.Context, from int64) (grpc.ServerStreami
 
 // readBlocks reopens a stream where it broke while the driver can come back.
 func readBlocks[M any, A blockAnswer[M]](ctx context.Context, d *Driver, method string, from int64, visit func(BlockPage) error, open openStream[M]) error {
-	for backoff := newBackoff(); ; {
+	for pause := newBackoff(); ; {
 		reached, err := readStream[M, A](ctx, d, method, from, visit, open)
 		if err == nil {
 			return nil
@@ -78,9 +78,10 @@ func readBlocks[M any, A blockAnswer[M]](ctx context.Context, d *Driver, method 
 			return err
 		}
 		if reached > from {
-			from, backoff = reached, newBackoff()
+			from = reached
+			pause.Reset()
 		}
-		if !backoff.wait(ctx) {
+		if pause.Wait(ctx) != nil {
 			return err
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"path"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/backoff"
 )
 
 // Error is an error that the driver returned.
@@ -76,7 +76,7 @@ const attemptTimeout = 2 * time.Minute
 func (d *Driver) retry(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
 	_, isPage := request.(interface{ GetStartingToken() string })
 	var last error
-	for backoff, noticed := newBackoff(), false; ; {
+	for pause, noticed := newBackoff(), false; ; {
 		attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
 		err := invoke(attempt, method, request, reply, conn, options...)
 		cancel()
@@ -92,11 +92,11 @@ func (d *Driver) retry(ctx context.Context, method string, request, reply any, c
 		if isFinal(failure) || isPage && codeOf(failure) == codes.Aborted {
 			return failure
 		}
-		if ctx.Err() == nil && !noticed && backoff.step > time.Second {
+		if ctx.Err() == nil && !noticed && pause.Pause() > time.Second {
 			d.config.Notice(fmt.Sprintf("%v; trying again", failure))
 			noticed = true
 		}
-		if !backoff.wait(ctx) {
+		if pause.Wait(ctx) != nil {
 			return fmt.Errorf("%w (gave up: %w)", failure, ctx.Err())
 		}
 	}
@@ -136,21 +136,6 @@ func pages[E any](page func(token string) ([]E, string, error)) ([]E, error) {
 // pageSize is the requested size; a driver can return less.
 const pageSize = 500
 
-// backoff doubles from 50 ms to 5 s, with jitter.
-type backoff struct{ step time.Duration }
-
-func newBackoff() *backoff { return &backoff{step: 50 * time.Millisecond} }
-
-// wait sleeps for the next step; false: ctx ended.
-func (b *backoff) wait(ctx context.Context) bool {
-	pause := b.step/2 + rand.N(b.step/2+1)
-	b.step = min(2*b.step, 5*time.Second)
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+func newBackoff() *backoff.Backoff {
+	return &backoff.Backoff{First: 50 * time.Millisecond, Most: 5 * time.Second, Jitter: true}
 }

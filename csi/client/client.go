@@ -137,7 +137,7 @@ func (d *Driver) connect(endpoint string) (*grpc.ClientConn, error) {
 func (d *Driver) awaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.config.Patience)
 	defer cancel()
-	for backoff := newBackoff(); ; {
+	for pause := newBackoff(); ; {
 		answer, err := d.identity.Probe(ctx, &csi.ProbeRequest{})
 		switch {
 		case err == nil && (answer.GetReady() == nil || answer.GetReady().GetValue()):
@@ -147,7 +147,7 @@ func (d *Driver) awaitReady(ctx context.Context) error {
 		case codeOf(err) != codes.FailedPrecondition:
 			return err
 		}
-		if !backoff.wait(ctx) {
+		if pause.Wait(ctx) != nil {
 			return fmt.Errorf("%w: %w", err, ctx.Err())
 		}
 	}

@@ -101,13 +101,13 @@ func (d *Driver) takeSnapshot(ctx context.Context, n *snapshotRecord) error {
 
 func (d *Driver) awaitReadyToUse(ctx context.Context, n objectRecord, take func() (isReady bool, err error)) error {
 	name := kind(n) + " " + n.object().Name
-	for backoff := newBackoff(); ; {
+	for pause := newBackoff(); ; {
 		isReady, err := take()
 		if err == nil && !isReady {
-			if backoff.step > time.Second {
+			if pause.Pause() > time.Second {
 				d.config.Notice(name + " is taken and not ready yet; waiting")
 			}
-			if backoff.wait(ctx) {
+			if pause.Wait(ctx) == nil {
 				continue
 			}
 			err = ctx.Err()

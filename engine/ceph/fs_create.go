@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleatproject/cleat/engine/newvolume"
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/backoff"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -207,15 +208,10 @@ const (
 // an earlier volume of the name, or the end of a copy, prevents it. Since Squid
 // the manager also refuses copies while it makes as many as it can.
 func whileBusy(ctx context.Context, command func() error) error {
-	for interval := busyInterval; ; interval = min(2*interval, maxBusyInterval) {
+	for pause := (backoff.Backoff{First: busyInterval, Most: maxBusyInterval}); ; {
 		err := command()
-		if !is(err, syscall.EAGAIN) {
+		if !is(err, syscall.EAGAIN) || pause.Wait(ctx) != nil {
 			return err
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-time.After(interval):
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/backoff"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	rpc "github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/volume"
@@ -245,7 +246,7 @@ func otherZeros(ctx context.Context) error {
 // snapshot of the volume.
 func (b *build) fill(ctx context.Context, t *target, r record, uuid string) (rpc.Bdev, error) {
 	before := int64(-1)
-	for pause := zeroPoll; ; pause = min(2*pause, maxZeroPoll) {
+	for pause := (backoff.Backoff{First: zeroPoll, Most: maxZeroPoll}); ; {
 		store, err := t.Client.LvolStore(ctx, r.Store) // first: the lvol takes from its free space
 		if err != nil {
 			return rpc.Bdev{}, err
@@ -274,9 +275,7 @@ func (b *build) fill(ctx context.Context, t *target, r record, uuid string) (rpc
 			crashpoint.Hit("zero.started")
 		}
 		before = done
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
+		if pause.Wait(ctx) != nil {
 			return bdev, errs.Errorf(errs.Unavailable, "zeros are being written to %d bytes, of which %d are done: %w", bdev.Size(), done, context.Cause(ctx))
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/backoff"
 	"github.com/cleatproject/cleat/internal/rpcdial"
 )
 
@@ -87,21 +88,9 @@ func call[Q, A any](ctx context.Context, c *Client, method string, rpc func(cont
 		if s.Code() != codes.Unavailable || outcome.FromServer() {
 			return answer, &Error{Endpoint: c.target.Endpoint, Method: method, Code: s.Code(), Message: redact(s.Message(), secrets)}
 		}
-		if !time.Now().Before(deadline) || !pause(ctx) {
+		if !time.Now().Before(deadline) || backoff.Sleep(ctx, 50*time.Millisecond+rand.N(100*time.Millisecond)) != nil {
 			return answer, c.unreachable(redact(s.Message(), secrets))
 		}
-	}
-}
-
-// pause has jitter. It returns false if ctx ended.
-func pause(ctx context.Context) bool {
-	timer := time.NewTimer(50*time.Millisecond + rand.N(100*time.Millisecond))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/cleatproject/cleat/internal/backoff"
 	"github.com/cleatproject/cleat/internal/linux/nft"
 )
 
@@ -33,7 +34,7 @@ func (f *Filter) watchChanges(ctx context.Context) {
 		case err != nil:
 			f.log.WarnContext(ctx, "packet filter events could not be read, will retry", "err", err)
 			f.signal()
-			if sleep(ctx, minBackoff) != nil {
+			if backoff.Sleep(ctx, minBackoff) != nil {
 				return
 			}
 		case f.foreign(events):
@@ -72,7 +73,7 @@ func (f *Filter) superviseHolder(ctx context.Context) {
 		f.setLink(nil)
 		f.log.WarnContext(ctx, "fence holder died, starting another", "pid", l.pid)
 		f.signal()
-		for bound := minBackoff; ; bound = min(2*bound, maxBackoff) {
+		for pause := (backoff.Backoff{First: minBackoff, Most: maxBackoff}); ; {
 			next, err := f.replace(ctx)
 			if err == nil {
 				f.setLink(next)
@@ -83,7 +84,7 @@ func (f *Filter) superviseHolder(ctx context.Context) {
 				return
 			}
 			f.log.ErrorContext(ctx, "cannot start a fence holder, table unprotected if this server dies, will retry", "err", err)
-			if sleep(ctx, bound) != nil {
+			if pause.Wait(ctx) != nil {
 				return
 			}
 		}
@@ -114,17 +115,6 @@ func (f *Filter) setLink(l *link) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.link = l
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
 
 // Close removes the table and ends the holder only if no block is in force:

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/backoff"
 	"github.com/cleatproject/cleat/internal/linux/sockdiag"
 	"github.com/cleatproject/cleat/internal/linux/sockfd"
 	"github.com/cleatproject/cleat/volume"
@@ -30,27 +31,16 @@ func (s *Sockets) End(ctx context.Context, sessions []volume.Session) error {
 	if err != nil {
 		return err
 	}
-	for pause := minBackoff; ; pause = min(2*pause, maxBackoff) {
+	for pause := (backoff.Backoff{First: minBackoff, Most: maxBackoff}); ; {
 		if err := e.round(ctx); err != nil {
 			return err
 		}
 		if len(e.left) == 0 {
 			return e.refusedError()
 		}
-		if err := sleep(ctx, pause); err != nil {
+		if err := pause.Wait(ctx); err != nil {
 			return errors.Join(e.refusedError(), e.unfinishedError(err))
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return ctx.Err()
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"sync"
 	"time"
+
+	"github.com/cleatproject/cleat/internal/backoff"
 )
 
 // ReporterConfig configures a Reporter. Leases, Node, IsUsed and Dir are required.
@@ -87,7 +89,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 
 // repeat returns false if the context ended first.
 func (r *Reporter) repeat(ctx context.Context, do func(context.Context) error) bool {
-	for pause := r.Pause; ; pause = min(2*pause, 32*r.Pause) {
+	for pause := (backoff.Backoff{First: r.Pause, Most: 32 * r.Pause}); ; {
 		err := do(ctx)
 		if err == nil {
 			return true
@@ -95,10 +97,8 @@ func (r *Reporter) repeat(ctx context.Context, do func(context.Context) error) b
 		if ctx.Err() == nil {
 			r.Logger.WarnContext(ctx, "reporting the boot failed, will retry", "node", r.Node, "err", err)
 		}
-		select {
-		case <-ctx.Done():
+		if pause.Wait(ctx) != nil {
 			return false
-		case <-time.After(pause):
 		}
 	}
 }

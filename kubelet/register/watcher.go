@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cleatproject/cleat/internal/backoff"
 	"github.com/cleatproject/cleat/internal/linux/inotify"
 )
 
@@ -63,12 +64,7 @@ func (s *socketWatcher) wait(ctx context.Context, d time.Duration) {
 			s.close()
 		}
 	}
-	timer := time.NewTimer(time.Until(until))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+	_ = backoff.Sleep(ctx, time.Until(until))
 }
 
 // Irrelevant are other sockets, and a directory that is no longer watched.

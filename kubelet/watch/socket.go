@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/internal/backoff"
 )
 
 // The kubelet's texts for plugins.
@@ -231,7 +233,7 @@ func (s *socket) greet() (raw net.Conn, err error) {
 	ctx, cancel := context.WithTimeout(s.ctx, s.o.Timeouts.Dial)
 	defer cancel()
 	var refused error
-	for pause := shortest; ; pause = min(2*pause, longest) {
+	for pause := (backoff.Backoff{First: shortest, Most: longest}); ; {
 		raw, err = s.greetOnce(ctx)
 		switch {
 		case isRefused(err) && s.failures == 0:
@@ -245,9 +247,7 @@ func (s *socket) greet() (raw net.Conn, err error) {
 			reason := s.explainUnserved(s.path, dialReason(err))
 			s.update(Asking, func(st *Status) { st.Step, st.Error, st.Reason = Asking, err.Error(), reason })
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
+		if pause.Wait(ctx) != nil {
 			return nil, err
 		}
 	}
@@ -385,7 +385,7 @@ func (s *socket) watchEndpoint(ctx context.Context, endpoint string) *failure {
 // hold keeps a connection to path, which shows the end of its process. It
 // returns an error when no process serves path, and nil when ctx ends.
 func (s *socket) hold(ctx context.Context, path string, peer func(Peer) error, conn *grpc.ClientConn) error {
-	for pause := firstCheck; ; pause = min(2*pause, lastCheck) {
+	for pause := (backoff.Backoff{First: firstCheck, Most: lastCheck}); ; {
 		if conn != nil {
 			since := time.Now()
 			lost := conn.WaitForStateChange(ctx, connectivity.Ready)
@@ -394,10 +394,10 @@ func (s *socket) hold(ctx context.Context, path string, peer func(Peer) error, c
 				return nil
 			}
 			if time.Since(since) >= steady {
-				pause = firstCheck
+				pause.Reset()
 			}
 		}
-		if !sleep(ctx, pause) {
+		if pause.Wait(ctx) != nil {
 			return nil
 		}
 		dialing, cancel := context.WithTimeout(ctx, s.o.Timeouts.Dial)
@@ -439,17 +439,6 @@ func (s *socket) dead(err error, reason string, back func() bool, ctx context.Co
 				return nil
 			}
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

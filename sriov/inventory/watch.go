@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cleatproject/cleat/internal/backoff"
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 	"github.com/cleatproject/cleat/internal/linux/uevent"
 )
@@ -74,10 +75,8 @@ func persist(ctx context.Context, pause time.Duration, warn func(error), kick fu
 			return
 		}
 		warn(fmt.Errorf("changes of functions are missed for %v: %w", next, err))
-		select {
-		case <-ctx.Done():
+		if backoff.Sleep(ctx, next) != nil {
 			return
-		case <-time.After(next):
 		}
 	}
 }

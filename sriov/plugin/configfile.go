@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/internal/backoff"
 	"github.com/cleatproject/cleat/internal/linux/inotify"
 	"github.com/cleatproject/cleat/internal/strictjson"
 	"github.com/cleatproject/cleat/sriov/inventory"
@@ -114,7 +115,7 @@ func (p *Plugin) watchConfig(ctx context.Context) {
 		if ctx.Err() == nil {
 			p.reload()
 		}
-		_ = sleep(ctx, configPause)
+		_ = backoff.Sleep(ctx, configPause)
 	}
 }
 
@@ -145,7 +146,7 @@ func awaitChange(ctx context.Context, dir string, changes uint32, while, poll ti
 		_, err = w.Add(dir, changes)
 	}
 	if err != nil {
-		return errors.Join(err, sleep(ctx, poll))
+		return errors.Join(err, backoff.Sleep(ctx, poll))
 	}
 	if changed() {
 		return nil
@@ -160,15 +161,4 @@ func (p *Plugin) hashes() (newest, tried string) {
 	p.loading.Lock()
 	defer p.loading.Unlock()
 	return p.newest, p.lastRead
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cleatproject/cleat/internal/backoff"
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/grants"
 	"github.com/cleatproject/cleat/sriov/inventory"
@@ -89,7 +90,7 @@ func (p *Plugin) fetchPods() podsAnswer {
 				return podsAnswer{known: true, offered: offered, holders: holders}
 			}
 		}
-		if errors.Is(err, podresources.ErrNotServed) || errors.Is(err, podresources.ErrUnsupported) || sleep(ctx, gate.ConfirmInterval) != nil {
+		if errors.Is(err, podresources.ErrNotServed) || errors.Is(err, podresources.ErrUnsupported) || backoff.Sleep(ctx, gate.ConfirmInterval) != nil {
 			return podsAnswer{}
 		}
 	}

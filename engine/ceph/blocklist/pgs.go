@@ -5,9 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/backoff"
 )
 
 // provePGs returns nil if no placement group accepts requests with a map before
@@ -37,10 +37,8 @@ func (f *Fencer) waitForPG(ctx context.Context, pg string, epoch uint64) error {
 		if err != nil || used >= epoch {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if backoff.Sleep(ctx, pollPause) != nil {
 			return fmt.Errorf("placement group %s uses map %d, the fence is in map %d", pg, used, epoch)
-		case <-time.After(pollPause):
 		}
 	}
 }

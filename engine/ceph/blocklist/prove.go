@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/backoff"
 )
 
 const (
@@ -90,10 +91,8 @@ func (f *Fencer) prove(ctx context.Context, want entries, removed []command) err
 		if ctx.Err() == nil || last == nil {
 			last = err // more useful than the end of the context
 		}
-		select {
-		case <-ctx.Done():
+		if backoff.Sleep(ctx, pollPause) != nil {
 			return errs.Errorf(errs.Unavailable, "the fence is not proved: %w", errors.Join(last, ctx.Err()))
-		case <-time.After(pollPause):
 		}
 	}
 }

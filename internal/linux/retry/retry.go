@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
+
+	"github.com/cleatproject/cleat/internal/backoff"
 )
 
 const (
@@ -29,19 +31,8 @@ func For(ctx context.Context, bound time.Duration, try func() (again bool, err e
 			return err
 		}
 		wait := min(pause/2+rand.N(pause), max(0, time.Until(deadline)))
-		if ctxErr := sleep(ctx, wait); ctxErr != nil {
-			return fmt.Errorf("%w; then %w", err, ctxErr)
+		if backoff.Sleep(ctx, wait) != nil {
+			return fmt.Errorf("%w; then %w", err, ctx.Err())
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cleatproject/cleat/internal/backoff"
 	"github.com/cleatproject/cleat/kubelet/handler/internal/instance"
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
@@ -57,9 +58,8 @@ func queryDriver(ctx context.Context, p watch.Plugin) (d Driver, err error) {
 // awaitReady calls Probe until the driver is ready; a timeout has its last
 // answer.
 func awaitReady(ctx context.Context, identity spec.IdentityClient, path string) error {
-	const most = 2 * time.Second
 	var last error
-	for pause := 50 * time.Millisecond; ; pause = min(2*pause, most) {
+	for pause := (backoff.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}); ; {
 		answer, err := identity.Probe(ctx, &spec.ProbeRequest{})
 		switch {
 		case err == nil && (answer.GetReady() == nil || answer.GetReady().GetValue()):
@@ -71,11 +71,7 @@ func awaitReady(ctx context.Context, identity spec.IdentityClient, path string) 
 		case last == nil || status.Code(err) != codes.DeadlineExceeded && ctx.Err() == nil:
 			return instance.Explain(path, "Probe", err)
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if pause.Wait(ctx) != nil {
 			return fmt.Errorf("the driver at %s did not become ready: %w: %w", path, ctx.Err(), last)
 		}
 	}

@@ -6,14 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"slices"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/cleatproject/cleat/internal/backoff"
 	"github.com/cleatproject/cleat/kubelet/handler/internal/instance"
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
@@ -77,7 +76,7 @@ func (c *plugin) stop() {
 // watchDevices retries with backoff.
 func (c *plugin) watchDevices(ctx context.Context) {
 	log := c.owner.options.Logger.With("resource", c.Name, "endpoint", c.Endpoint)
-	pause := c.owner.options.Pause
+	pause := backoff.Backoff{First: c.owner.options.Pause, Most: c.owner.options.MostPause, Jitter: true}
 	for {
 		lists, err := c.readLists(ctx)
 		if ctx.Err() != nil {
@@ -87,12 +86,11 @@ func (c *plugin) watchDevices(ctx context.Context) {
 			log.Warn("device list lost, devices unhealthy until it is back", "err", err)
 		}
 		if lists > 0 {
-			pause = c.owner.options.Pause
+			pause.Reset()
 		}
-		if !wait(ctx, pause) {
+		if pause.Wait(ctx) != nil {
 			return
 		}
-		pause = min(2*pause, c.owner.options.MostPause)
 	}
 }
 
@@ -154,17 +152,4 @@ func parseDevices(list []*api.Device) []Device {
 	slices.Reverse(devices) // keeps the first
 	slices.SortStableFunc(devices, func(a, b Device) int { return cmp.Compare(a.ID, b.ID) })
 	return slices.CompactFunc(devices, func(a, b Device) bool { return a.ID == b.ID })
-}
-
-// wait adds jitter (half of pause to all of it), and returns false if ctx
-// ended.
-func wait(ctx context.Context, pause time.Duration) bool {
-	timer := time.NewTimer(pause/2 + rand.N(pause/2+1))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

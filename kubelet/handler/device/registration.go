@@ -13,6 +13,7 @@ import (
 
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/cleatproject/cleat/internal/backoff"
 	"github.com/cleatproject/cleat/internal/linux/inotify"
 	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/kubelet/handler/internal/instance"
@@ -96,8 +97,8 @@ func (r *Registration) Register(ctx context.Context, q *api.RegisterRequest) (*a
 func (r *Registration) awaitEndpoint(ctx context.Context, path string) {
 	ctx, cancel := context.WithTimeout(ctx, r.handler.options.Timeout)
 	defer cancel()
-	for pause := 10 * time.Millisecond; ; pause = min(2*pause, r.handler.options.Pause) {
-		if instance.Connect(ctx, path) == nil || !wait(ctx, pause) {
+	for pause := (backoff.Backoff{First: 10 * time.Millisecond, Most: r.handler.options.Pause, Jitter: true}); ; {
+		if instance.Connect(ctx, path) == nil || pause.Wait(ctx) != nil {
 			return
 		}
 	}
@@ -113,7 +114,7 @@ func (r *Registration) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := r.await(ctx)
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			wait(ctx, registrationPoll)
+			_ = backoff.Sleep(ctx, registrationPoll)
 		}
 		r.sweep(ctx)
 	}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/cleatproject/cleat/internal/backoff"
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
@@ -26,7 +27,7 @@ const (
 // Run implements Source.
 func (c *Cluster) Run(ctx context.Context, send func(Update)) error {
 	w := &watcher{Cluster: c, out: send}
-	pause := initialBackoff
+	pause := backoff.Backoff{First: initialBackoff, Most: maxBackoff, Jitter: true}
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := w.listAndWatch(ctx)
@@ -39,13 +40,12 @@ func (c *Cluster) Run(ctx context.Context, send func(Update)) error {
 			w.send(Update{Err: err})
 		}
 		if time.Since(began) >= minWatch {
-			pause = initialBackoff
+			pause.Reset()
 			if err == nil {
 				continue
 			}
 		}
-		sleep(ctx, pause/2+rand.N(pause/2+1))
-		pause = min(2*pause, maxBackoff)
+		_ = pause.Wait(ctx)
 	}
 	return context.Cause(ctx)
 }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleatproject/cleat/internal/backoff"
 	"github.com/cleatproject/cleat/internal/linux/inotify"
 )
 
@@ -82,7 +83,7 @@ func (w *directoryWatcher) wait(ctx context.Context, long time.Duration) {
 		w.logger.Warn("inotify failed, polling", "path", w.dir, "err", err)
 		w.close()
 	}
-	sleep(ctx, time.Until(until))
+	_ = backoff.Sleep(ctx, time.Until(until))
 }
 
 func (w *directoryWatcher) close() {
@@ -90,13 +91,4 @@ func (w *directoryWatcher) close() {
 		_ = w.inotify.Close()
 	}
 	w.inotify, w.armed = nil, false
-}
-
-func sleep(ctx context.Context, long time.Duration) {
-	timer := time.NewTimer(long)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }
