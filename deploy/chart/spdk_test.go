@@ -164,9 +164,9 @@ func rights(all []object) map[string][]string {
 // The controller writes its own ConfigMap only. With two clusters, the rights of
 // sidecars are in the DPU cluster, and those for the state in the host cluster.
 func TestSPDKRights(t *testing.T) {
-	state := []string{"create configmaps", "get secrets cleat-csi-addons", "get+update configmaps cleat-spdk-state"}
+	state := []string{"create configmaps", "get secrets cleat-csi-addons", "get+update+watch configmaps cleat-spdk-state"}
 	for values, want := range map[string]map[string][]string{
-		spdkMode: {"storage/cleat-csi-controller": {"create configmaps", "get secrets cleat-csi-addons", "get secrets spdkcsi-secret", "get+update configmaps cleat-spdk-state",
+		spdkMode: {"storage/cleat-csi-controller": {"create configmaps", "get secrets cleat-csi-addons", "get secrets spdkcsi-secret", "get+update+watch configmaps cleat-spdk-state",
 			"patch volumeattachments/status"}},
 		hostCluster: {"storage/cleat-csi-controller": state},
 		dpuCluster:  {"dpf-operator-system/spdk-csi-controller-sa": {"get secrets spdkcsi-secret", "get+list+watch+patch svvolumeattachments", "patch svvolumeattachments/status"}},

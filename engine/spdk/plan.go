@@ -25,8 +25,28 @@ type state struct {
 }
 
 func (e *Engine) state(ctx context.Context) (s state, err error) {
-	err = e.config.Database.View(ctx, func(tx *store.Tx) error {
-		s = state{compared: map[string]bool{}}
+	err = e.config.Database.View(ctx, s.readIn(ctx, e.config.Grants))
+	return s, err
+}
+
+// recentState is state without a read, if a watch shows that the last one still counts.
+// It serves to find out that there is nothing to do: what decides reads.
+func (e *Engine) recentState(ctx context.Context) (s state, isRecalled bool, err error) {
+	db, ok := e.config.Database.(interface {
+		Recent(context.Context, func(*store.Tx) error) (bool, error)
+	})
+	if !ok {
+		s, err = e.state(ctx)
+		return s, false, err
+	}
+	isRecalled, err = db.Recent(ctx, s.readIn(ctx, e.config.Grants))
+	return s, isRecalled, err
+}
+
+// readIn returns a transaction that reads the state.
+func (s *state) readIn(ctx context.Context, grants volume.Grants) func(*store.Tx) error {
+	return func(tx *store.Tx) (err error) {
+		*s = state{compared: map[string]bool{}}
 		if s.volumes, err = recordsIn(tx); err != nil {
 			return err
 		}
@@ -36,13 +56,11 @@ func (e *Engine) state(ctx context.Context) (s state, err error) {
 			}
 			s.compared[entry.Key] = true
 		}
-		s.Records, err = e.config.Grants.Records(store.Join(ctx, tx))
+		if s.Records, err = grants.Records(store.Join(ctx, tx)); err == nil {
+			s.fenced, err = cidr.Set(s.Fenced)
+		}
 		return err
-	})
-	if err == nil {
-		s.fenced, err = cidr.Set(s.Fenced)
 	}
-	return s, err
 }
 
 // at returns the complete volumes of a target.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
@@ -27,6 +28,15 @@ func (e *Engine) Run(ctx context.Context) error {
 	var targets sync.WaitGroup
 	for _, t := range e.order {
 		targets.Go(func() { e.watch(ctx, t) })
+	}
+	if db, ok := e.config.Database.(interface {
+		Watch(context.Context, func(error))
+	}); ok {
+		targets.Go(func() {
+			db.Watch(ctx, func(err error) {
+				e.config.Logger.Warn("the records are not watched, each comparison reads them", "err", err)
+			})
+		})
 	}
 	targets.Wait()
 	return nil
@@ -99,7 +109,12 @@ func (e *Engine) compareEach(ctx context.Context, t *target) (failed map[volume.
 	if err != nil {
 		return nil, err
 	}
-	s, err := e.state(ctx)
+	s, isRecalled, err := e.recentState(ctx)
+	foreign, known := e.unknown(t, seen, s)
+	if err == nil && isRecalled && (len(foreign) > 0 || known != s.compared[t.Name]) {
+		s, err = e.state(ctx) // another controller has perhaps just recorded them
+		foreign, known = e.unknown(t, seen, s)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -114,9 +129,7 @@ func (e *Engine) compareEach(ctx context.Context, t *target) (failed map[volume.
 	failed = map[volume.ID]error{}
 	var volumes errgroup.Group
 	volumes.SetLimit(parallelRequests)
-	owned := map[string]bool{}
 	for _, r := range s.at(t.Name) {
-		owned[r.nqn()] = true
 		grants := s.Admitted(r.id())
 		volumes.Go(func() (err error) {
 			if r.isVolume() && t.differs(seen, ring, r, e.hostNQNs(r, clientsOf(grants))) {
@@ -133,20 +146,14 @@ func (e *Engine) compareEach(ctx context.Context, t *target) (failed map[volume.
 		})
 	}
 	_ = volumes.Wait() // its errors are in failed
-	if hasRestarted(seen, owned) {
-		t.unswept.Store(true) // lvols are perhaps lost
+	if recorded := s.at(t.Name); len(recorded) > 0 && !slices.ContainsFunc(recorded, func(r record) bool { return seen[r.nqn()].NQN != "" }) {
+		t.unswept.Store(true) // the target has restarted, and lvols are perhaps lost
 	}
-	return failed, e.noteUnknown(ctx, t, seen, owned, s.compared[t.Name])
-}
-
-// hasRestarted reports whether none of the recorded exports is left.
-func hasRestarted(seen map[string]rpc.Subsystem, owned map[string]bool) bool {
-	for nqn := range owned {
-		if _, found := seen[nqn]; found {
-			return false
-		}
+	t.noteForeign(foreign, e.config.Logger)
+	if known == s.compared[t.Name] {
+		return failed, nil
 	}
-	return len(owned) > 0
+	return failed, e.noteCompared(ctx, t, known)
 }
 
 func (e *Engine) repair(ctx context.Context, id volume.ID) error {
@@ -236,29 +243,31 @@ func (e *Engine) learn(ctx context.Context, t *target, r record, admitted []volu
 	})
 }
 
-// noteUnknown notes the subsystems with the names of volumes that no record has,
-// and that are not of another release. They are left alone, also without an lvol:
-// the records do not say to whom they belong.
-func (e *Engine) noteUnknown(ctx context.Context, t *target, seen map[string]rpc.Subsystem, owned map[string]bool, noted bool) error {
-	var foreign []string
-	known := true
+// unknown returns the subsystems with the names of volumes that no record has, and
+// that are not of another release, and whether all that have an lvol are known. They
+// are left alone, also without an lvol: the records do not say to whom they belong.
+func (e *Engine) unknown(t *target, seen map[string]rpc.Subsystem, s state) (foreign []string, known bool) {
+	owned := map[string]bool{}
+	for _, r := range s.at(t.Name) {
+		owned[r.nqn()] = true
+	}
+	known = true
 	for _, nqn := range slices.Sorted(maps.Keys(seen)) {
-		s := seen[nqn]
-		if strings.HasPrefix(nqn, nqnPrefix) && !owned[nqn] && !e.isOfOther(s) {
+		if x := seen[nqn]; strings.HasPrefix(nqn, nqnPrefix) && !owned[nqn] && !e.isOfOther(x) {
 			foreign = append(foreign, nqn)
-			known = known && len(s.Namespaces) == 0
+			known = known && len(x.Namespaces) == 0
 		}
 	}
+	return foreign, known
+}
+
+func (t *target) noteForeign(foreign []string, logger *slog.Logger) {
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	if len(foreign) > 0 && !slices.Equal(foreign, t.foreign) {
-		e.config.Logger.Warn("a target has exports of volumes that no record has, and they are left alone", "target", t.Name, "subsystems", foreign)
+		logger.Warn("a target has exports of volumes that no record has, and they are left alone", "target", t.Name, "subsystems", foreign)
 	}
 	t.foreign = foreign
-	t.mu.Unlock()
-	if noted == known {
-		return nil
-	}
-	return e.noteCompared(ctx, t, known)
 }
 
 // noteCompared records whether all exports of a target have records.

@@ -25,11 +25,83 @@ import (
 func (r *rig) inConfigMap() (*Engine, *kubeapi.Server) {
 	r.t.Helper()
 	api := kubeapi.New(r.t, kubeapi.ConfigMaps())
+	return r.onConfigMap(api), api
+}
+
+// onConfigMap returns the engine of another process with the state of a server.
+func (r *rig) onConfigMap(api *kubeapi.Server) *Engine {
+	r.t.Helper()
 	return r.engine(func(c *Config) {
 		object := testkit.Value(configmap.New(configmap.Config{Kubeconfig: api.Kubeconfig(r.t), Namespace: kubeapi.ConfigMaps().Namespace, Name: "state"}))(r.t)
 		db := testkit.Value(store.OpenShared(testkit.Context(r.t), "state", object, StoreOptions()))(r.t)
 		c.Database, c.Grants = db, ledger.New(db)
-	}), api
+	})
+}
+
+// comparisons waits for further ones.
+func (r *rig) comparisons() {
+	r.t.Helper()
+	const list = "nvmf_get_subsystems"
+	after := r.targets[0].Counts()[list] + 10
+	testkit.Eventually(r.t, "10 comparisons", func() bool { return r.targets[0].Counts()[list] >= after })
+}
+
+// While nothing changes no comparison reads the state. A change by another controller is
+// seen, and what is recorded and exported before its event arrives is not unknown.
+func TestStateRequestsWhileIdle(t *testing.T) {
+	r := newRig(t, "one", "two")
+	e, api := r.inConfigMap()
+	v := create(t, e, "v", volume.Source{})
+	publish(t, e, v.ID, node("n1", "192.0.2.1"))
+	r.run(e)
+	r.comparisons()
+	// Reads that have begun before the watch end.
+	testkit.Eventually(t, "the state is watched", func() bool {
+		before := api.Count("get")
+		r.comparisons()
+		return api.Count("get") == before
+	})
+	before := api.Count("get")
+	r.comparisons()
+	if reads := api.Count("get") - before; reads > 0 {
+		t.Errorf("%d reads of the state in 10 comparisons of an idle controller, want none", reads)
+	}
+
+	other := r.onConfigMap(api)
+	testkit.Must(t, grant(t, other, v.ID, node("n2", "192.0.2.2")))
+	testkit.Eventually(t, "a client that another controller has recorded is admitted", func() bool {
+		return testkit.Value(e.order[0].Client.Subsystem(t.Context(), nqnOf(r.uuid(v))))(t).HasHost(access.HostNQN("n2"))
+	})
+
+	api.HoldEvents(true)
+	another := create(t, other, "another", volume.Source{})
+	publish(t, other, another.ID, node("n1", "192.0.2.1"))
+	r.comparisons()
+	if s := testkit.Value(e.state(t.Context()))(t); !s.compared[targetName(0)] || !s.compared[targetName(1)] {
+		t.Errorf("targets without unknown exports: %v", s.compared)
+	}
+	if strings.Contains(r.log.String(), "no record has") {
+		t.Error("an export is reported as unknown that another controller has recorded")
+	}
+}
+
+// Without the permission to watch, comparisons read the state.
+func TestStateIsNotWatched(t *testing.T) {
+	r := newRig(t, "one")
+	e, api := r.inConfigMap()
+	v := create(t, e, "v", volume.Source{})
+	api.Fail(func(verb string) kubeapi.Fault {
+		if verb == "watch" {
+			return kubeapi.Failed
+		}
+		return kubeapi.None
+	})
+	r.run(e)
+	r.comparisons()
+	testkit.Must(t, grant(t, r.onConfigMap(api), v.ID, node("n1", "192.0.2.1")))
+	testkit.Eventually(t, "a client that another controller has recorded is admitted", func() bool {
+		return testkit.Value(e.order[0].Client.Subsystem(t.Context(), nqnOf(r.uuid(v))))(t).HasHost(access.HostNQN("n1"))
+	})
 }
 
 // Each read is of the whole state, up to 1 MiB.

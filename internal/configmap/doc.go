@@ -13,7 +13,9 @@
 //
 //	rules:
 //	- {apiGroups: [""], resources: [configmaps], verbs: [create]}
-//	- {apiGroups: [""], resources: [configmaps], resourceNames: [NAME], verbs: [get, update]}
+//	- {apiGroups: [""], resources: [configmaps], resourceNames: [NAME], verbs: [get, update, watch]}
+//
+// Without watch, each comparison of the controller reads the ConfigMap.
 //
 // The first rule has no resourceNames: the API server does not know the name of
 // an object when it authorizes its creation.

@@ -36,8 +36,9 @@ type Object struct {
 	config Config
 	client rest.Interface
 
-	mu   sync.Mutex
-	last *snapshot // of the last read or write; immutable
+	mu      sync.Mutex
+	last    *snapshot // of the last read or write; immutable
+	watched string    // version of the last event of a watch that goes on
 }
 
 var _ store.Object = (*Object)(nil)

@@ -227,7 +227,7 @@ func TestRefusedByServer(t *testing.T) {
 		kind errs.Kind
 		text string
 	}{
-		http.StatusForbidden:           {errs.Denied, "the service account needs get and update"},
+		http.StatusForbidden:           {errs.Denied, "the service account needs get, update and watch"},
 		http.StatusUnauthorized:        {errs.Denied, "check the token"},
 		http.StatusInternalServerError: {errs.Unavailable, "does not respond"},
 		http.StatusGatewayTimeout:      {errs.Unavailable, "does not respond"},
@@ -324,4 +324,51 @@ func TestUpdateExhausted(t *testing.T) {
 		return store.Bucket[string]{Name: "b"}.Put(tx, "k", strings.Repeat("x", 17<<20))
 	})
 	testkit.WantError(t, "update", err, errs.Exhausted, "store state")
+}
+
+// With a watch the state needs no request while nothing changes, also after own writes,
+// and counts no more after a change by another client.
+func TestWatch(t *testing.T) {
+	s, o, generation := written(t)
+	if _, ok := o.RecentState(); ok {
+		t.Error("a state without a watch counts")
+	}
+	failures := make(chan error, 100)
+	testkit.Go(t, func(ctx context.Context) error {
+		o.Watch(ctx, func(err error) { failures <- err })
+		return nil
+	})
+	counts := func(want map[string][]byte) {
+		t.Helper()
+		testkit.EventuallyNil(t, "the state of the last read or write counts", func() error {
+			if entries, ok := o.RecentState(); !ok || !cmp.Equal(entries, want) {
+				return fmt.Errorf("%s, %t", entries, ok)
+			}
+			return nil
+		})
+	}
+	counts(one("1"))
+	testkit.Must(t, o.WriteState(t.Context(), generation, one("2"), nil))
+	counts(one("2"))
+	reads := s.Count("get")
+
+	other := open(t, s)
+	testkit.Must(t, other.WriteState(t.Context(), read(t, other, one("2")), one("3"), nil))
+	testkit.Eventually(t, "the state before the change does not count", func() bool { _, ok := o.RecentState(); return !ok })
+	read(t, o, one("3"))
+	counts(one("3"))
+	if more := s.Count("get") - reads; more != 2 {
+		t.Errorf("%d reads, want one by each client", more)
+	}
+
+	s.Change("another", func(*kubeapi.Object) {})
+	s.ExpireVersions() // also that of the ConfigMap
+	s.Refuse(http.StatusForbidden)
+	s.EndWatches()
+	testkit.WantError(t, "a watch without permission", testkit.Receive(t, "a failure", failures), errs.Denied, "get, update and watch")
+	if _, ok := o.RecentState(); ok {
+		t.Error("a state counts that is not watched any more")
+	}
+	s.Refuse(0)
+	counts(one("3"))
 }

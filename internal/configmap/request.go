@@ -119,7 +119,7 @@ func (o *Object) explain(ctx context.Context, verb string, err error) error {
 	case ctx.Err() != nil:
 		return fmt.Errorf("%s %s: %w: %w", verb, o, ctx.Err(), err)
 	case apierrors.IsForbidden(err):
-		return errs.Errorf(errs.Denied, "%s %s: %w; the service account needs get and update of this ConfigMap, and create of ConfigMaps in its namespace", verb, o, err)
+		return errs.Errorf(errs.Denied, "%s %s: %w; the service account needs get, update and watch of this ConfigMap, and create of ConfigMaps in its namespace", verb, o, err)
 	case apierrors.IsUnauthorized(err):
 		return errs.Errorf(errs.Denied, "%s %s: %w; check the token of the service account or kubeconfig", verb, o, err)
 	case answered && status.Status().Code < http.StatusInternalServerError && !apierrors.IsTooManyRequests(err):

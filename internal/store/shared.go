@@ -72,6 +72,32 @@ func (s *Shared) Spare(ctx context.Context) error {
 	return nil
 }
 
+// watched is an Object that can be watched.
+type watched interface {
+	Watch(ctx context.Context, report func(error))
+	RecentState() (entries map[string][]byte, ok bool)
+}
+
+// Watch has the object watched, for Recent, until ctx ends. It reports failures, after
+// which it tries again, and returns at once if the object cannot be watched.
+func (s *Shared) Watch(ctx context.Context, report func(error)) {
+	if o, ok := s.object.(watched); ok {
+		o.Watch(ctx, report)
+	}
+}
+
+// Recent is View with the last state that this process has read or written, without a
+// request, as long as Watch has seen no other one. isRecalled: it is such a state. It
+// serves to find out that there is nothing to do: before a decision, View reads.
+func (s *Shared) Recent(ctx context.Context, fn func(tx *Tx) error) (isRecalled bool, err error) {
+	if o, ok := s.object.(watched); ok {
+		if entries, ok := o.RecentState(); ok {
+			return true, s.view(entries, fn)
+		}
+	}
+	return false, s.View(ctx, fn)
+}
+
 // View calls fn with a consistent snapshot.
 func (s *Shared) View(ctx context.Context, fn func(tx *Tx) error) error {
 	if err := ctx.Err(); err != nil {
@@ -84,6 +110,10 @@ func (s *Shared) View(ctx context.Context, fn func(tx *Tx) error) error {
 	if err != nil {
 		return fmt.Errorf("store %s: read: %w", s.name, err)
 	}
+	return s.view(entries, fn)
+}
+
+func (s *Shared) view(entries map[string][]byte, fn func(tx *Tx) error) error {
 	m, err := newMemory(entries, true)
 	if err != nil {
 		return fmt.Errorf("store %s: %w", s.name, err)

@@ -57,7 +57,7 @@
 {{- if and $spdk (not (include "cleat.spdk.account" .)) }}
 # The controller's state. create cannot be limited by name.
 - {apiGroups: [""], resources: [configmaps], verbs: [create]}
-- {apiGroups: [""], resources: [configmaps], verbs: [get, update], resourceNames: [{{ include "cleat.spdk.state" . }}]}
+- {apiGroups: [""], resources: [configmaps], verbs: [get, update, watch], resourceNames: [{{ include "cleat.spdk.state" . }}]}
 {{- end }}
 {{- if include "cleat.ceph" . }}
 # Classes made for ceph-csi name it; the driver has its own.

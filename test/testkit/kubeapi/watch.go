@@ -1,8 +1,11 @@
 package kubeapi
 
 import (
+	"cmp"
 	"encoding/json"
+	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -72,14 +75,20 @@ func (s *Server) since(version int) (events []event, more <-chan struct{}) {
 	return events, s.more
 }
 
+// watch begins with the present objects if the request has no version.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
-	from, err := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
+	version := r.URL.Query().Get("resourceVersion")
+	from, err := strconv.Atoi(cmp.Or(version, "0"))
 	seconds, err2 := strconv.Atoi(r.URL.Query().Get("timeoutSeconds"))
 	if err != nil || err2 != nil {
 		failure(http.StatusBadRequest, "BadRequest", "resourceVersion or timeoutSeconds").send(w)
 		return
 	}
 	s.mu.Lock()
+	var present []Object
+	if version == "" {
+		from, present = s.version, slices.Collect(maps.Values(s.objects))
+	}
 	expired, ended := from < s.oldest, s.end
 	s.mu.Unlock()
 	w.Header().Set("Content-Type", "application/json")
@@ -88,6 +97,11 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	if expired { // in the stream, like the real server
 		_ = stream.Encode(map[string]any{"type": "ERROR", "object": failure(http.StatusGone, "Expired", "too old resource version").body})
 		return
+	}
+	for _, o := range present {
+		if selected(r, o) {
+			_ = stream.Encode(map[string]any{"type": "ADDED", "object": o})
+		}
 	}
 	timeout := time.After(time.Duration(seconds) * time.Second)
 	for {
