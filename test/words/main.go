@@ -1,6 +1,6 @@
 // Program words checks the language of the tree against the rules in words.yaml:
-// comments, strings and names of Go files, pages, and the comments and texts of
-// scripts and manifests. Arguments limit it to files and
+// comments, strings and names of Go files, pages, comments of contracts, and the
+// comments and texts of scripts and manifests. Arguments limit it to files and
 // directories. With -count it prints how many words comments and pages have.
 package main
 
@@ -49,7 +49,7 @@ func sources(root string, args []string) ([]string, error) {
 		return nil, fmt.Errorf("git ls-files: %w", err)
 	}
 	return slices.DeleteFunc(strings.Fields(string(out)), func(name string) bool {
-		return strings.HasSuffix(name, ".pb.go") || strings.HasPrefix(name, "test/words/") || strings.HasPrefix(name, "api/") ||
+		return strings.HasSuffix(name, ".pb.go") || strings.HasPrefix(name, "test/words/") ||
 			strings.Contains(name, "/testdata/") || kindOf(name) == other
 	}), nil
 }

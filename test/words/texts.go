@@ -14,6 +14,7 @@ const (
 	page          // Markdown
 	manifest      // YAML, templates: the whole text
 	script        // comments, and what a script prints
+	contract      // comments of a .proto file: its names are published
 )
 
 func kindOf(name string) kind {
@@ -26,6 +27,8 @@ func kindOf(name string) kind {
 		return manifest
 	case ".sh":
 		return script
+	case ".proto":
+		return contract
 	}
 	if dir := filepath.Dir(name); dir == "scripts" || name == "Makefile" || name == ".ci/run" {
 		return script
@@ -40,6 +43,8 @@ func textOf(name, content string) string {
 		return nextWord.ReplaceAllString(notText.ReplaceAllString(content, ""), "$1 $2")
 	case page:
 		return prose(content)
+	case contract:
+		return notComment.ReplaceAllString(content, "")
 	default:
 		return content
 	}
@@ -51,6 +56,9 @@ var code = regexp.MustCompile("(?ms)^ *```.*?^ *```$|`[^`\n]+`")
 func prose(page string) string {
 	return code.ReplaceAllStringFunc(page, func(s string) string { return "`" + strings.Repeat("\n", strings.Count(s, "\n")) + "`" })
 }
+
+// notComment is what is not checked of a .proto file.
+var notComment = regexp.MustCompile(`(?m)^(?:[^/\n]|/[^/\n])*(?://|$)`)
 
 // notText is what is not checked of a Go file: imports, directives, the keys of
 // fields, names of other packages and methods, and the marks of comments, which

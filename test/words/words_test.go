@@ -51,6 +51,7 @@ type renewed struct { // no word of the rule
 		{"comment, name and string of Go", "a.go", source, []int{1, 4, 6, 6}},
 		{"page without its code", "a.md", "It starts\nanew.\n`anew`\n\n```\nanew\n```\nanew", []int{2, 8}},
 		{"manifest", "chart/values.yaml", "a: b\n# anew\ntext: anew\n", []int{2, 3}},
+		{"comments of a contract", "api/a.proto", "import \"a/anew.proto\";\n// once\n// more\nstring anew = 1; // anew\n", []int{2, 4}},
 		{"exception", "test/plays/henry.md", "Once more unto\nthe breach", nil},
 		{"exception of another directory", "docs/a.md", "Once more unto the breach", []int{1}},
 	} {

@@ -1,9 +1,9 @@
-// The contract of cleat host: which plugins a host of plugins on this machine
-// knows, how far each is, and why. It only tells; plugins come and go by their
-// sockets in the watched directory.
+// The contract of cleat host: the plugins that a host of plugins on this machine
+// knows, the phase of each, and why. It is read-only: plugins are registered by
+// their sockets in the watched directory.
 //
 // Errors, in every call: INVALID_ARGUMENT for a request that can never be
-// answered, UNAVAILABLE while the host stops.
+// served, UNAVAILABLE while the host stops.
 //
 // Paths are bytes to the kernel and text here: bytes that are no UTF-8 are
 // written \xff, and a backslash as two.
@@ -33,18 +33,18 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Phase is how far a socket has come.
+// Phase is the phase of a registration.
 type Phase int32
 
 const (
 	Phase_PHASE_UNSPECIFIED Phase = 0
-	// For its turn.
+	// Waits for other registrations.
 	Phase_PHASE_WAITING Phase = 1
 	// GetInfo was called.
 	Phase_PHASE_ASKING Phase = 2
-	// The handler of its type looks whether it may be registered.
+	// The handler of its type checks whether it can be registered.
 	Phase_PHASE_VALIDATING Phase = 3
-	// The handler of its type makes it usable.
+	// The handler of its type prepares it for use.
 	Phase_PHASE_REGISTERING Phase = 4
 	// NotifyRegistrationStatus was called.
 	Phase_PHASE_NOTIFYING Phase = 5
@@ -52,9 +52,9 @@ const (
 	Phase_PHASE_REGISTERED Phase = 6
 	// The failure says why; it is tried again at next_try.
 	Phase_PHASE_FAILED Phase = 7
-	// The handler of its type takes it out of use.
+	// The handler of its type removes it from use.
 	Phase_PHASE_DEREGISTERING Phase = 8
-	// The last word on a socket, in WatchPlugins only.
+	// The last event of a socket, in WatchPlugins only.
 	Phase_PHASE_GONE Phase = 9
 )
 
@@ -117,13 +117,13 @@ type WatchPluginsResponse_Kind int32
 
 const (
 	WatchPluginsResponse_KIND_UNSPECIFIED WatchPluginsResponse_Kind = 0
-	// The plugin is so now: new to the caller, or changed.
+	// The present state of the plugin: new to the caller, or changed.
 	WatchPluginsResponse_KIND_PRESENT WatchPluginsResponse_Kind = 1
 	// The plugin's socket has gone, and it is deregistered.
 	WatchPluginsResponse_KIND_GONE WatchPluginsResponse_Kind = 2
-	// All that was there at the beginning has been told.
+	// All that existed at the beginning has been sent.
 	WatchPluginsResponse_KIND_SYNCED WatchPluginsResponse_Kind = 3
-	// The caller missed something: forget all, it comes again.
+	// The caller missed events: it drops its state, and all events come again.
 	WatchPluginsResponse_KIND_RESTART WatchPluginsResponse_Kind = 4
 )
 
@@ -212,7 +212,7 @@ type GetHostResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Release of cleat that serves.
 	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	// Watched directory, as the host was told.
+	// Watched directory, as in the configuration of the host.
 	Directory string `protobuf:"bytes,2,opt,name=directory,proto3" json:"directory,omitempty"`
 	// Types of plugin that are registered, sorted; others are refused.
 	Types         []string               `protobuf:"bytes,3,rep,name=types,proto3" json:"types,omitempty"`
@@ -287,13 +287,13 @@ func (x *GetHostResponse) GetPid() int32 {
 	return 0
 }
 
-// Failure tells of the last failed attempt.
+// Failure describes the last failed attempt.
 type Failure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Step  Phase                  `protobuf:"varint,1,opt,name=step,proto3,enum=cleat.host.v1.Phase" json:"step,omitempty"`
-	// What was said, as the plugin was told it.
+	// The error, as it was sent to the plugin.
 	Error string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
-	// What that usually means, and what to do.
+	// What the error usually means, and what to do.
 	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -355,7 +355,7 @@ type Plugin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Absolute path under which it was found. Always set; one of each in a list.
 	Socket string `protobuf:"bytes,1,opt,name=socket,proto3" json:"socket,omitempty"`
-	// CSIPlugin, DevicePlugin, DRAPlugin, or another word. Like name, endpoint
+	// CSIPlugin, DevicePlugin, DRAPlugin, or another type. Like name, endpoint
 	// and versions empty until the plugin has answered GetInfo once.
 	Type string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
@@ -373,7 +373,7 @@ type Plugin struct {
 	NextTry *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=next_try,json=nextTry,proto3" json:"next_try,omitempty"`
 	// Unset after success.
 	Failure *Failure `protobuf:"bytes,11,opt,name=failure,proto3" json:"failure,omitempty"`
-	// Nobody answers on the socket any more though its file is there.
+	// No process answers on the socket any more, though its file exists.
 	Dead          bool `protobuf:"varint,12,opt,name=dead,proto3" json:"dead,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -497,7 +497,7 @@ func (x *Plugin) GetDead() bool {
 type Filter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Type  string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
-	// Never fits a plugin that has not said its name yet.
+	// Never fits a plugin that has not reported its name yet.
 	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -553,8 +553,8 @@ type ListPluginsRequest struct {
 	// At most so many; 0 leaves it to the host. Negative: INVALID_ARGUMENT.
 	PageSize int32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// next_page_token of the page before; empty begins at the beginning. A
-	// plugin that is there all the time comes exactly once, whatever comes and
-	// goes between the pages.
+	// plugin that exists all the time is listed exactly once, whatever is added or
+	// removed between the pages.
 	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -899,7 +899,7 @@ type ExplainPluginResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Lines.
 	Text string `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
-	// Those that the word names; may be none.
+	// The plugins with the name, path or file name; can be empty.
 	Plugins       []*Plugin `protobuf:"bytes,2,rep,name=plugins,proto3" json:"plugins,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -990,7 +990,7 @@ type WatchPluginsResponse struct {
 	Kind  WatchPluginsResponse_Kind `protobuf:"varint,1,opt,name=kind,proto3,enum=cleat.host.v1.WatchPluginsResponse_Kind" json:"kind,omitempty"`
 	// With PRESENT and GONE.
 	Plugin *Plugin `protobuf:"bytes,2,opt,name=plugin,proto3" json:"plugin,omitempty"`
-	// When it came to be so.
+	// When the plugin got this state.
 	Time          *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=time,proto3" json:"time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1053,7 +1053,7 @@ type WaitPluginRequest struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Empty: of any type.
 	Type string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
-	// Unset: as long as the call may last. Negative: INVALID_ARGUMENT.
+	// Unset: as long as the deadline of the call. Negative: INVALID_ARGUMENT.
 	Timeout       *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1330,7 +1330,7 @@ type Device struct {
 	Healthy bool                   `protobuf:"varint,2,opt,name=healthy,proto3" json:"healthy,omitempty"`
 	// That the device is near to; empty: not known.
 	NumaNodes []int64 `protobuf:"varint,3,rep,packed,name=numa_nodes,json=numaNodes,proto3" json:"numa_nodes,omitempty"`
-	// Who it is allocated to; empty: it is free.
+	// The container to which it is allocated; empty: it is free.
 	Holder        string `protobuf:"bytes,4,opt,name=holder,proto3" json:"holder,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -1,9 +1,9 @@
-// The contract of cleat host: which plugins a host of plugins on this machine
-// knows, how far each is, and why. It only tells; plugins come and go by their
-// sockets in the watched directory.
+// The contract of cleat host: the plugins that a host of plugins on this machine
+// knows, the phase of each, and why. It is read-only: plugins are registered by
+// their sockets in the watched directory.
 //
 // Errors, in every call: INVALID_ARGUMENT for a request that can never be
-// answered, UNAVAILABLE while the host stops.
+// served, UNAVAILABLE while the host stops.
 //
 // Paths are bytes to the kernel and text here: bytes that are no UTF-8 are
 // written \xff, and a backslash as two.
@@ -43,32 +43,32 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type HostClient interface {
-	// GetHost tells what the host watches and which types it registers.
+	// GetHost returns what the host watches and which types it registers.
 	GetHost(ctx context.Context, in *GetHostRequest, opts ...grpc.CallOption) (*GetHostResponse, error)
-	// ListPlugins tells how all plugins are now, sorted by socket, page by page.
+	// ListPlugins lists all plugins with their state, sorted by socket, page by page.
 	ListPlugins(ctx context.Context, in *ListPluginsRequest, opts ...grpc.CallOption) (*ListPluginsResponse, error)
-	// GetPlugin tells how the plugin behind one socket is. NOT_FOUND when the
-	// host knows no such socket; the message says why that may be.
+	// GetPlugin returns the state of the plugin that serves one socket. NOT_FOUND
+	// when the host knows no such socket; the message says what the reason can be.
 	GetPlugin(ctx context.Context, in *GetPluginRequest, opts ...grpc.CallOption) (*GetPluginResponse, error)
-	// LookupPlugin tells which of the registered instances of a name serves now.
-	// NOT_FOUND when none is registered, or no process serves its endpoint; the
-	// message says why, or which names there are.
+	// LookupPlugin returns the registered instance of a name that serves now.
+	// NOT_FOUND when no instance is registered, or no process serves its endpoint;
+	// the message says why, or which names are registered.
 	LookupPlugin(ctx context.Context, in *LookupPluginRequest, opts ...grpc.CallOption) (*LookupPluginResponse, error)
-	// ExplainPlugin says for people how things are with a name or a socket, and
-	// what to do, also when no such plugin is known.
+	// ExplainPlugin describes the state of a name or a socket for users, and what to
+	// do, also when no such plugin is known.
 	ExplainPlugin(ctx context.Context, in *ExplainPluginRequest, opts ...grpc.CallOption) (*ExplainPluginResponse, error)
-	// WatchPlugins tells first how all plugins are (PRESENT each, then SYNCED)
-	// and from then on what changes, until the caller hangs up. A caller that is
-	// too slow is told RESTART: it forgets what it knows, and everything comes
-	// again as at the beginning. Memory of the host is bounded either way.
+	// WatchPlugins sends the state of all plugins (PRESENT each, then SYNCED), and
+	// from then on the changes, until the caller ends the stream. A caller that is
+	// too slow gets RESTART: it drops its state, and all events come again as at the
+	// beginning. Memory of the host is bounded either way.
 	WatchPlugins(ctx context.Context, in *WatchPluginsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchPluginsResponse], error)
-	// ListDevices tells what the device plugins offer: one message for each
+	// ListDevices returns what the device plugins offer: one message for each
 	// resource, sorted by name. NOT_FOUND when the one that was named has no
 	// plugin.
 	ListDevices(ctx context.Context, in *ListDevicesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListDevicesResponse], error)
 	// WaitPlugin answers when a plugin of that name is registered, at once when
-	// it is. DEADLINE_EXCEEDED when it is not within the timeout; the message
-	// says what stands in its way.
+	// it is. DEADLINE_EXCEEDED when it is not registered within the timeout; the
+	// message says why.
 	WaitPlugin(ctx context.Context, in *WaitPluginRequest, opts ...grpc.CallOption) (*WaitPluginResponse, error)
 }
 
@@ -182,32 +182,32 @@ func (c *hostClient) WaitPlugin(ctx context.Context, in *WaitPluginRequest, opts
 // All implementations must embed UnimplementedHostServer
 // for forward compatibility.
 type HostServer interface {
-	// GetHost tells what the host watches and which types it registers.
+	// GetHost returns what the host watches and which types it registers.
 	GetHost(context.Context, *GetHostRequest) (*GetHostResponse, error)
-	// ListPlugins tells how all plugins are now, sorted by socket, page by page.
+	// ListPlugins lists all plugins with their state, sorted by socket, page by page.
 	ListPlugins(context.Context, *ListPluginsRequest) (*ListPluginsResponse, error)
-	// GetPlugin tells how the plugin behind one socket is. NOT_FOUND when the
-	// host knows no such socket; the message says why that may be.
+	// GetPlugin returns the state of the plugin that serves one socket. NOT_FOUND
+	// when the host knows no such socket; the message says what the reason can be.
 	GetPlugin(context.Context, *GetPluginRequest) (*GetPluginResponse, error)
-	// LookupPlugin tells which of the registered instances of a name serves now.
-	// NOT_FOUND when none is registered, or no process serves its endpoint; the
-	// message says why, or which names there are.
+	// LookupPlugin returns the registered instance of a name that serves now.
+	// NOT_FOUND when no instance is registered, or no process serves its endpoint;
+	// the message says why, or which names are registered.
 	LookupPlugin(context.Context, *LookupPluginRequest) (*LookupPluginResponse, error)
-	// ExplainPlugin says for people how things are with a name or a socket, and
-	// what to do, also when no such plugin is known.
+	// ExplainPlugin describes the state of a name or a socket for users, and what to
+	// do, also when no such plugin is known.
 	ExplainPlugin(context.Context, *ExplainPluginRequest) (*ExplainPluginResponse, error)
-	// WatchPlugins tells first how all plugins are (PRESENT each, then SYNCED)
-	// and from then on what changes, until the caller hangs up. A caller that is
-	// too slow is told RESTART: it forgets what it knows, and everything comes
-	// again as at the beginning. Memory of the host is bounded either way.
+	// WatchPlugins sends the state of all plugins (PRESENT each, then SYNCED), and
+	// from then on the changes, until the caller ends the stream. A caller that is
+	// too slow gets RESTART: it drops its state, and all events come again as at the
+	// beginning. Memory of the host is bounded either way.
 	WatchPlugins(*WatchPluginsRequest, grpc.ServerStreamingServer[WatchPluginsResponse]) error
-	// ListDevices tells what the device plugins offer: one message for each
+	// ListDevices returns what the device plugins offer: one message for each
 	// resource, sorted by name. NOT_FOUND when the one that was named has no
 	// plugin.
 	ListDevices(*ListDevicesRequest, grpc.ServerStreamingServer[ListDevicesResponse]) error
 	// WaitPlugin answers when a plugin of that name is registered, at once when
-	// it is. DEADLINE_EXCEEDED when it is not within the timeout; the message
-	// says what stands in its way.
+	// it is. DEADLINE_EXCEEDED when it is not registered within the timeout; the
+	// message says why.
 	WaitPlugin(context.Context, *WaitPluginRequest) (*WaitPluginResponse, error)
 	mustEmbedUnimplementedHostServer()
 }

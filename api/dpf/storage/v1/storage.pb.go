@@ -1,5 +1,5 @@
 // The contract that DPF (DOCA Platform Framework) has with the storage plugin
-// of a vendor on a DPU: the SNAP node driver asks, the plugin makes devices in
+// of a vendor on a DPU: the SNAP node driver calls, the plugin creates devices in
 // the SNAP process. NVIDIA publishes it in the storage development guide of
 // DPF; package, names and numbers are theirs and stay as they are. The comments
 // are ours: what the published text says, and where the text is silent, what
@@ -7,7 +7,7 @@
 //
 // Codes, in every call: FAILED_PRECONDITION when the plugin cannot do it, for
 // whatever reason, bad input included; UNIMPLEMENTED for a call that the plugin
-// does not serve. Any call may time out and come again. The same request
+// does not serve. Any call can time out and be repeated. The same request
 // continues where the first one stopped; only DeleteDevice cancels a
 // CreateDevice.
 
@@ -196,7 +196,7 @@ type GetPluginInfoResponse struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Required.
 	VendorVersion string `protobuf:"bytes,2,opt,name=vendor_version,json=vendorVersion,proto3" json:"vendor_version,omitempty"`
-	// For people; its keys are the plugin's own. Required.
+	// For users; its keys are the plugin's own. Required.
 	Manifest      map[string]string `protobuf:"bytes,3,rep,name=manifest,proto3" json:"manifest,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -837,7 +837,7 @@ func (x *GetDeviceRequest) GetDeviceName() string {
 	return ""
 }
 
-// GetDeviceResponse tells how the device was created.
+// GetDeviceResponse describes how the device was created.
 type GetDeviceResponse struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	AccessModes []AccessMode           `protobuf:"varint,1,rep,packed,name=access_modes,json=accessModes,proto3,enum=nvidia.storage.plugins.v1.AccessMode" json:"access_modes,omitempty"`

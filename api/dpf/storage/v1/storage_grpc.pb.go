@@ -1,5 +1,5 @@
 // The contract that DPF (DOCA Platform Framework) has with the storage plugin
-// of a vendor on a DPU: the SNAP node driver asks, the plugin makes devices in
+// of a vendor on a DPU: the SNAP node driver calls, the plugin creates devices in
 // the SNAP process. NVIDIA publishes it in the storage development guide of
 // DPF; package, names and numbers are theirs and stay as they are. The comments
 // are ours: what the published text says, and where the text is silent, what
@@ -7,7 +7,7 @@
 //
 // Codes, in every call: FAILED_PRECONDITION when the plugin cannot do it, for
 // whatever reason, bad input included; UNIMPLEMENTED for a call that the plugin
-// does not serve. Any call may time out and come again. The same request
+// does not serve. Any call can time out and be repeated. The same request
 // continues where the first one stopped; only DeleteDevice cancels a
 // CreateDevice.
 
@@ -40,10 +40,10 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// IdentityService tells who the plugin is and how it is.
+// IdentityService describes the plugin and its state.
 type IdentityServiceClient interface {
 	GetPluginInfo(ctx context.Context, in *GetPluginInfoRequest, opts ...grpc.CallOption) (*GetPluginInfoResponse, error)
-	// Probe fails when the plugin is unhealthy; it may be restarted for that.
+	// Probe fails when the plugin is unhealthy, which can restart it.
 	// While it starts, it is healthy and not ready.
 	Probe(ctx context.Context, in *ProbeRequest, opts ...grpc.CallOption) (*ProbeResponse, error)
 }
@@ -80,10 +80,10 @@ func (c *identityServiceClient) Probe(ctx context.Context, in *ProbeRequest, opt
 // All implementations must embed UnimplementedIdentityServiceServer
 // for forward compatibility.
 //
-// IdentityService tells who the plugin is and how it is.
+// IdentityService describes the plugin and its state.
 type IdentityServiceServer interface {
 	GetPluginInfo(context.Context, *GetPluginInfoRequest) (*GetPluginInfoResponse, error)
-	// Probe fails when the plugin is unhealthy; it may be restarted for that.
+	// Probe fails when the plugin is unhealthy, which can restart it.
 	// While it starts, it is healthy and not ready.
 	Probe(context.Context, *ProbeRequest) (*ProbeResponse, error)
 	mustEmbedUnimplementedIdentityServiceServer()
@@ -196,23 +196,23 @@ const (
 type StoragePluginServiceClient interface {
 	// Which of the calls below are served, and for which kinds of device.
 	StoragePluginGetCapabilities(ctx context.Context, in *StoragePluginGetCapabilitiesRequest, opts ...grpc.CallOption) (*StoragePluginGetCapabilitiesResponse, error)
-	// Which SNAP process the devices are made in. The node driver looks for its
+	// Which SNAP process the devices are created in. The node driver looks for its
 	// socket in .../snap/providers/<provider_name>/snap.sock.
 	GetSNAPProvider(ctx context.Context, in *GetSNAPProviderRequest, opts ...grpc.CallOption) (*GetSNAPProviderResponse, error)
-	// CreateDevice makes the device of a volume in the SNAP process. It comes
+	// CreateDevice creates the device of a volume in the SNAP process. It comes
 	// before the volume is exposed to the host. A volume that has its device
 	// already, with the same access modes and volume mode, gets the same answer.
 	CreateDevice(ctx context.Context, in *CreateDeviceRequest, opts ...grpc.CallOption) (*CreateDeviceResponse, error)
-	// DeleteDevice takes the device away again, after the host has lost it. OK
-	// when there is none.
+	// DeleteDevice removes the device, after the host has lost it. OK when it does
+	// not exist.
 	DeleteDevice(ctx context.Context, in *DeleteDeviceRequest, opts ...grpc.CallOption) (*DeleteDeviceResponse, error)
-	// GetDevice tells about a device. NOT_FOUND when there is none. Served with
+	// GetDevice describes a device. NOT_FOUND when it does not exist. Served with
 	// the capability GET_DEVICE_STATS. The node driver calls it every ten seconds
-	// for each device, and takes any error for the loss of the device.
+	// for each device, and treats any error as the loss of the device.
 	GetDevice(ctx context.Context, in *GetDeviceRequest, opts ...grpc.CallOption) (*GetDeviceResponse, error)
-	// ListDevices tells which devices there are, page by page. ABORTED when the
-	// starting_token is not valid. Served with the capability LIST_DEVICES. What
-	// comes and goes between two pages may be told twice or never.
+	// ListDevices lists the devices, page by page. ABORTED when the starting_token
+	// is not valid. Served with the capability LIST_DEVICES. A device that is
+	// created or deleted between two pages can be listed twice or never.
 	ListDevices(ctx context.Context, in *ListDevicesRequest, opts ...grpc.CallOption) (*ListDevicesResponse, error)
 }
 
@@ -292,23 +292,23 @@ func (c *storagePluginServiceClient) ListDevices(ctx context.Context, in *ListDe
 type StoragePluginServiceServer interface {
 	// Which of the calls below are served, and for which kinds of device.
 	StoragePluginGetCapabilities(context.Context, *StoragePluginGetCapabilitiesRequest) (*StoragePluginGetCapabilitiesResponse, error)
-	// Which SNAP process the devices are made in. The node driver looks for its
+	// Which SNAP process the devices are created in. The node driver looks for its
 	// socket in .../snap/providers/<provider_name>/snap.sock.
 	GetSNAPProvider(context.Context, *GetSNAPProviderRequest) (*GetSNAPProviderResponse, error)
-	// CreateDevice makes the device of a volume in the SNAP process. It comes
+	// CreateDevice creates the device of a volume in the SNAP process. It comes
 	// before the volume is exposed to the host. A volume that has its device
 	// already, with the same access modes and volume mode, gets the same answer.
 	CreateDevice(context.Context, *CreateDeviceRequest) (*CreateDeviceResponse, error)
-	// DeleteDevice takes the device away again, after the host has lost it. OK
-	// when there is none.
+	// DeleteDevice removes the device, after the host has lost it. OK when it does
+	// not exist.
 	DeleteDevice(context.Context, *DeleteDeviceRequest) (*DeleteDeviceResponse, error)
-	// GetDevice tells about a device. NOT_FOUND when there is none. Served with
+	// GetDevice describes a device. NOT_FOUND when it does not exist. Served with
 	// the capability GET_DEVICE_STATS. The node driver calls it every ten seconds
-	// for each device, and takes any error for the loss of the device.
+	// for each device, and treats any error as the loss of the device.
 	GetDevice(context.Context, *GetDeviceRequest) (*GetDeviceResponse, error)
-	// ListDevices tells which devices there are, page by page. ABORTED when the
-	// starting_token is not valid. Served with the capability LIST_DEVICES. What
-	// comes and goes between two pages may be told twice or never.
+	// ListDevices lists the devices, page by page. ABORTED when the starting_token
+	// is not valid. Served with the capability LIST_DEVICES. A device that is
+	// created or deleted between two pages can be listed twice or never.
 	ListDevices(context.Context, *ListDevicesRequest) (*ListDevicesResponse, error)
 	mustEmbedUnimplementedStoragePluginServiceServer()
 }
