@@ -34,16 +34,16 @@ func (e *Enforcer) requireSeen(ctx context.Context, req plan.Request) error {
 	if err != nil || len(all) == 0 {
 		return err
 	}
-	var unread error
+	var readErr error
 	if e.config.Boots != nil {
-		if all, unread, err = e.forgetRestarted(ctx, all, blocks); err != nil || len(all) == 0 {
+		if all, readErr, err = e.forgetRestarted(ctx, all, blocks); err != nil || len(all) == 0 {
 			return err
 		}
 	}
 	err = errs.Errorf(errs.Precondition, "not all uses of volumes before the fence are known, and one that is left would write again: %s. Restart these nodes or turn them off, then confirm it, unless their reboot is noticed, with the parameter %s=true (cleat fence rm --restarted)",
 		strings.Join(describeUnseen(all), "; "), request.RestartedParameter)
-	if unread != nil {
-		err = errs.Errorf(errs.Precondition, "%w; the boot reports of nodes could not be read: %w", err, unread)
+	if readErr != nil {
+		err = errs.Errorf(errs.Precondition, "%w; the boot reports of nodes could not be read: %w", err, readErr)
 	}
 	return err
 }
@@ -58,10 +58,10 @@ func (e *Enforcer) readBoots(ctx context.Context) (map[string]volume.Boot, error
 }
 
 // forgetRestarted returns the uses that no report of a restart ends.
-func (e *Enforcer) forgetRestarted(ctx context.Context, all []ledger.Unseen, blocks []netip.Prefix) (left []ledger.Unseen, unread, err error) {
-	boots, unread := e.readBoots(ctx)
-	if unread != nil {
-		return all, unread, nil
+func (e *Enforcer) forgetRestarted(ctx context.Context, all []ledger.Unseen, blocks []netip.Prefix) (left []ledger.Unseen, readErr, err error) {
+	boots, readErr := e.readBoots(ctx)
+	if readErr != nil {
+		return all, readErr, nil
 	}
 	if err := e.ledger.ForgetRestarted(ctx, all, boots); err != nil {
 		return nil, nil, err

@@ -142,7 +142,7 @@ func (f *Fencer) Held(ctx context.Context) ([]netip.Prefix, error) {
 	if len(blocks) == 0 {
 		return nil, nil
 	}
-	want, err := f.besides(ctx, blocks)
+	want, err := f.clientEntries(ctx, blocks)
 	if err != nil {
 		return nil, err
 	}
@@ -165,8 +165,8 @@ func (f *Fencer) Held(ctx context.Context) ([]netip.Prefix, error) {
 	return cidr.Merge(held)
 }
 
-// besides returns the entries for clients and instances of fenced blocks.
-func (f *Fencer) besides(ctx context.Context, blocks []netip.Prefix) ([]entry, error) {
+// clientEntries returns the entries for clients and instances of fenced blocks.
+func (f *Fencer) clientEntries(ctx context.Context, blocks []netip.Prefix) ([]entry, error) {
 	recorded, err := f.Grants.Records(ctx)
 	if err != nil {
 		return nil, err

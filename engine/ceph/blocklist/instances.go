@@ -126,9 +126,9 @@ func (f *Fencer) look(ctx context.Context, o volume.Look) error {
 		return errors.Join(err, failed)
 	}
 	// After the list: a client that was blocked meanwhile was perhaps not on it.
-	var unread error
-	if o.Blocked, unread = f.blocked(ctx); unread != nil {
-		return errors.Join(err, unread)
+	var readErr error
+	if o.Blocked, readErr = f.blocked(ctx); readErr != nil {
+		return errors.Join(err, readErr)
 	}
 	return errors.Join(err, f.recordLook(ctx, o))
 }
