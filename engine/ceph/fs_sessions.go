@@ -17,6 +17,7 @@ import (
 
 	"github.com/cleatproject/cleat/engine/ceph/blocklist"
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/backoff"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -77,17 +78,13 @@ func (e *FS) waitForMap(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ticker := time.NewTicker(sessionInterval)
-	defer ticker.Stop()
 	for {
 		late, err := e.lateServer(want)
 		if err != nil || late == "" {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if backoff.Sleep(ctx, sessionInterval) != nil {
 			return errs.Errorf(errs.Unavailable, "%s does not have OSD map %d yet, and can let fenced clients in: %w", late, want, ctx.Err())
-		case <-ticker.C:
 		}
 	}
 }
@@ -211,17 +208,13 @@ const sessionInterval = 50 * time.Millisecond
 // its entry on the blocklist by one of an hour, so it waits for the metadata
 // servers.
 func (f *FSFencer) End(ctx context.Context, sessions []volume.Session) error {
-	ticker := time.NewTicker(sessionInterval)
-	defer ticker.Stop()
 	for {
 		left, err := f.left(ctx, sessions)
 		if err != nil || len(left) == 0 {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if backoff.Sleep(ctx, sessionInterval) != nil {
 			return errs.Errorf(errs.Unavailable, "%d sessions of fenced clients have not ended, such as that of %v at %s: %w", len(left), left[0].Client, left[0].Holder, ctx.Err())
-		case <-ticker.C:
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/backoff"
 	"github.com/cleatproject/cleat/internal/store"
 	rpc "github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/volume"
@@ -45,11 +46,15 @@ type fencing struct {
 // fencedTarget is a target during a call of Apply.
 type fencedTarget struct {
 	*target
-	failed  error // no further requests in this call
-	unknown bool  // of the last plan
-	plan    steps
-	locked  map[volume.ID]bool
-	unlock  func()
+	failed error // no further requests in this call
+	plan   steps // the last one
+	locked map[volume.ID]bool
+	unlock func()
+}
+
+func (t *fencedTarget) release() {
+	t.unlock()
+	t.unlock, t.locked = func() {}, nil
 }
 
 // Apply implements volume.Fencer. The records have the fences: a fenced client is
@@ -64,7 +69,7 @@ func (e *Engine) Apply(ctx context.Context, desired volume.FenceSet) error {
 	}
 	defer func() {
 		for _, t := range f.targets {
-			t.unlock()
+			t.release()
 		}
 	}()
 	for range maxFenceRounds {
@@ -130,34 +135,24 @@ func (f *fencing) lock(ctx context.Context) (again bool) {
 	defer cancel()
 	var waited atomic.Bool
 	f.each(func(t *fencedTarget) error {
-		needed := map[volume.ID]bool{}
+		needed, hasAll := map[volume.ID]bool{}, true
 		var keys []string
 		for _, r := range f.state.at(t.Name) {
 			if f.state.isConcerned(r) || slices.Contains(t.plan.correct, r.id()) || t.locked[r.id()] {
 				needed[r.id()], keys = true, append(keys, volumeKey(r.Name))
+				hasAll = hasAll && t.locked[r.id()]
 			}
 		}
-		for id := range t.locked {
-			delete(needed, id)
-		}
-		if len(needed) == 0 {
+		if hasAll {
 			return nil
 		}
 		waited.Store(true)
-		t.unlock()
+		t.release()
 		unlock, err := f.Engine.lock(ctx, keys...)
-		if err != nil {
-			t.unlock, t.locked = func() {}, nil
-			return err
+		if err == nil {
+			t.unlock, t.locked = unlock, needed
 		}
-		t.unlock = unlock
-		if t.locked == nil {
-			t.locked = map[volume.ID]bool{}
-		}
-		for id := range needed {
-			t.locked[id] = true
-		}
-		return nil
+		return err
 	})
 	return waited.Load()
 }
@@ -168,9 +163,7 @@ func (f *fencing) observe(ctx context.Context, t *fencedTarget) error {
 	if err != nil {
 		return err
 	}
-	t.plan = f.plan(f.state, t.Name, o)
-	t.unknown = t.plan.unknown
-	if t.plan.behind {
+	if t.plan = f.plan(f.state, t.Name, o); t.plan.behind {
 		t.wakeUp()
 	}
 	return nil
@@ -198,8 +191,8 @@ func (f *fencing) act(ctx context.Context, read time.Time) (again bool) {
 // record changes the records as a plan says.
 func (f *fencing) record(ctx context.Context, t *fencedTarget) error {
 	if len(t.plan.adopt) > 0 {
-		t.unlock() // an adoption locks the volume, which can have any name
-		t.unlock, t.locked = func() {}, nil
+		// An adoption locks the volume, which can have any name.
+		t.release()
 		if err := f.noteCompared(ctx, t.target, false); err != nil { // until it is compared
 			return err
 		}
@@ -207,13 +200,13 @@ func (f *fencing) record(ctx context.Context, t *fencedTarget) error {
 	for _, uuid := range t.plan.adopt {
 		err := f.locked(ctx, volumeID(t.Name, uuid), func(record) error { return nil })
 		if err != nil && errs.KindOf(err) != errs.NotFound {
-			t.unknown = true
+			t.plan.unknown = true
 			return err
 		}
 	}
 	for node, addrs := range t.plan.learn {
 		if err := f.config.Grants.Learn(ctx, node, addrs); err != nil {
-			t.unknown = true
+			t.plan.unknown = true
 			return err
 		}
 	}
@@ -269,7 +262,7 @@ func (f *fencing) result(all []netip.Prefix) error {
 	}
 	for _, t := range f.targets {
 		switch {
-		case t.failed != nil && t.unknown:
+		case t.failed != nil && t.plan.unknown:
 			wait(all, t.failed)
 		case t.failed != nil:
 			wait(f.state.waiting(t.Name, all), t.failed)
@@ -406,16 +399,12 @@ const pollInterval = 50 * time.Millisecond
 // awaitEnd waits until the list has no such session, and returns it. Releases before 26.05
 // remove a host before its sessions have ended.
 func awaitEnd[T any](ctx context.Context, isSession func(T) bool, list func() ([]T, error)) (left []T, err error) {
-	ticker := time.NewTicker(pollInterval)
-	defer ticker.Stop()
 	for {
 		if left, err = list(); err != nil || !slices.ContainsFunc(left, isSession) {
 			return left, err
 		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return nil, errs.Errorf(errs.Unavailable, "its session has not ended: %w", context.Cause(ctx))
+		if err := backoff.Sleep(ctx, pollInterval); err != nil {
+			return nil, errs.Errorf(errs.Unavailable, "its session has not ended: %w", err)
 		}
 	}
 }
