@@ -4,10 +4,8 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/driver"
 	"github.com/cleatproject/cleat/internal/bootlease"
-	"github.com/cleatproject/cleat/node"
-	"github.com/cleatproject/cleat/volume"
 )
 
 // bootFlags name the Leases in which nodes report their boots.
@@ -28,49 +26,37 @@ func (b *bootFlags) check(node string) error {
 	return nil
 }
 
-// open sets the server's Leases, if any.
-func (b *bootFlags) open(d *csiServer) error {
-	if b.leases == "" || d.boots != nil {
-		return nil
+// open returns the Leases, or nil if nodes do not report their boots.
+func (b *bootFlags) open(p *driver.Process) (*bootlease.Leases, error) {
+	if b.leases == "" {
+		return nil, nil
 	}
 	namespace, prefix, err := bootlease.ParseName(b.leases, "")
 	if err != nil {
-		return err
-	}
-	d.boots, err = bootlease.New(bootlease.Config{
-		Kubeconfig: b.kubeconfig, Namespace: namespace, Prefix: prefix, UserAgent: "cleat/" + release,
-	})
-	if err != nil {
-		return fmt.Errorf("--ceph-boot-leases: %w", err)
-	}
-	return nil
-}
-
-// bootAdmission admits this node to stage and publish once its boot is reported,
-// or could not be for some seconds.
-type bootAdmission struct {
-	csi.Admission
-	reporter *bootlease.Reporter
-}
-
-// Enter implements csi.Admission.
-func (a bootAdmission) Enter(ctx context.Context, c volume.Client) (leave func(), err error) {
-	if err := a.reporter.Admit(ctx); err != nil {
 		return nil, err
 	}
-	return a.Admission.Enter(ctx, c)
+	leases, err := bootlease.New(bootlease.Config{Kubeconfig: b.kubeconfig, Namespace: namespace, Prefix: prefix, UserAgent: p.UserAgent()})
+	if err != nil {
+		return nil, fmt.Errorf("--ceph-boot-leases: %w", err)
+	}
+	return leases, nil
 }
 
-func (d *csiServer) bootAdmission(manager *node.Manager) (csi.Admission, error) {
-	if d.boots == nil {
-		return d.ledger, nil
+// report has this node report its boot, and admits it to stage and publish once the
+// boot is reported, or could not be for some seconds.
+func (b *bootFlags) report(p *driver.Process) error {
+	r, err := b.reporter(p, p.IsUsed)
+	if err == nil && r != nil {
+		p.Admit = r.Admit
+		p.Background("boot report", r.Run)
 	}
-	r, err := bootlease.NewReporter(bootlease.ReporterConfig{
-		Leases: d.boots, Node: d.nodeID, IsUsed: manager.IsUsed, Dir: d.StateDir, Logger: d.Logger,
-	})
-	if err != nil {
+	return err
+}
+
+func (b *bootFlags) reporter(p *driver.Process, isUsed func(context.Context) (bool, error)) (*bootlease.Reporter, error) {
+	leases, err := b.open(p)
+	if err != nil || leases == nil {
 		return nil, err
 	}
-	d.reporting = r.Run
-	return bootAdmission{d.ledger, r}, nil
+	return bootlease.NewReporter(bootlease.ReporterConfig{Leases: leases, Node: p.NodeID(), IsUsed: isUsed, Dir: p.StateDir(), Logger: p.Logger()})
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/cleatproject/cleat/driver"
 	"github.com/cleatproject/cleat/engine/ceph"
 	"github.com/cleatproject/cleat/engine/ceph/blocklist"
 	"github.com/cleatproject/cleat/internal/cephconf"
@@ -18,33 +19,33 @@ import (
 
 const cephLinked = true
 
-func (e *cephEngine) open(ctx context.Context, d *csiServer) error {
+func (e *cephEngine) open(ctx context.Context, p *driver.Process) (volume.Backend, error) {
 	cluster, credentials, err := e.read()
 	if err != nil {
-		return err
+		return volume.Backend{}, err
 	}
-	engine, err := ceph.Open(ctx, ceph.Config{Cluster: cluster, Credentials: credentials, Pools: e.pools, Logger: d.Logger})
+	engine, err := ceph.Open(ctx, ceph.Config{Cluster: cluster, Credentials: credentials, Pools: e.pools, Logger: p.Logger()})
 	if err != nil {
-		return err
+		return volume.Backend{}, err
 	}
 	e.groups = engine.Backend().Groups != nil
-	fencer, err := e.serve(ctx, d, engine, "of pool "+e.pools[0])
-	d.backend.Fencer = fencer
-	return err
+	b, fencer, err := e.serve(ctx, p, engine, "of pool "+e.pools[0])
+	b.Fencer = fencer
+	return b, err
 }
 
-func (e *cephFSEngine) open(ctx context.Context, d *csiServer) error {
+func (e *cephFSEngine) open(ctx context.Context, p *driver.Process) (volume.Backend, error) {
 	cluster, credentials, err := e.read()
 	if err != nil {
-		return err
+		return volume.Backend{}, err
 	}
-	engine, err := ceph.OpenFS(ctx, ceph.FSConfig{Cluster: cluster, Credentials: credentials, FS: e.fs, Logger: d.Logger})
+	engine, err := ceph.OpenFS(ctx, ceph.FSConfig{Cluster: cluster, Credentials: credentials, FS: e.fs, Logger: p.Logger()})
 	if err != nil {
-		return err
+		return volume.Backend{}, err
 	}
-	fencer, err := e.serve(ctx, d, engine, "of CephFS "+e.describe())
-	d.backend.Fencer = ceph.NewFSFencer(engine, fencer)
-	return err
+	b, fencer, err := e.serve(ctx, p, engine, "of CephFS "+e.describe())
+	b.Fencer = ceph.NewFSFencer(engine, fencer)
+	return b, err
 }
 
 func (c *cephCluster) read() (cluster cephconf.Cluster, credentials cephconf.Credentials, err error) {
@@ -66,33 +67,35 @@ type cephStorage interface {
 	Close(ctx context.Context) error
 }
 
-// serve sets ledger and backend. All state is in the cluster, as the next
+// serve opens the state and the fencer. All state is in the cluster, as the next
 // controller can run on another node.
-func (c *cephCluster) serve(ctx context.Context, d *csiServer, engine cephStorage, name string) (*blocklist.Fencer, error) {
-	d.OnClose(engine.Close)
-	if err := os.MkdirAll(d.StateDir, 0o700); err != nil { // for the status socket
-		return nil, fmt.Errorf("--state-dir: %w", err)
+func (c *cephCluster) serve(ctx context.Context, p *driver.Process, engine cephStorage, name string) (b volume.Backend, fencer *blocklist.Fencer, err error) {
+	p.OnClose(engine.Close)
+	if err := os.MkdirAll(p.StateDir(), 0o700); err != nil { // for the status socket
+		return b, nil, fmt.Errorf("--state-dir: %w", err)
 	}
 	db, err := store.OpenShared(ctx, name, engine, store.Options{Role: "controller", Version: 1})
 	if err != nil {
-		return nil, err
+		return b, nil, err
 	}
-	if err := d.useLedger(ctx, db); err != nil {
-		return nil, err
+	grants, err := p.UseState(ctx, db)
+	if err != nil {
+		return b, nil, err
 	}
-	if err := c.boots.open(d); err != nil {
-		return nil, err
+	leases, err := c.boots.open(p)
+	if err != nil {
+		return b, nil, err
 	}
-	config := blocklist.Config{Cluster: engine, Grants: d.ledger, Database: db, Logger: d.Logger}
-	if d.boots != nil {
-		config.Boots = d.boots.All
+	config := blocklist.Config{Cluster: engine, Grants: grants, Database: db, Logger: p.Logger()}
+	if leases != nil {
+		config.Boots, p.Boots = leases.All, leases.All
 	}
-	fencer := blocklist.New(config)
+	fencer = blocklist.New(config)
 	if err := fencer.Start(ctx); err != nil {
-		return nil, err
+		return b, nil, err
 	}
-	d.backend, d.background = engine.Backend(), fencer.Run
-	return fencer, d.Metrics.Register(healthCollector{prometheus.NewDesc("cleat_ceph_health",
-		"1 for each adverse condition of the Ceph cluster and the storage of volumes.",
-		[]string{"status", "reason"}, prometheus.Labels{"cluster": c.id}), d.backend.Health})
+	p.Background("engine", fencer.Run)
+	b = engine.Backend()
+	return b, fencer, p.ExportHealth("cleat_ceph_health",
+		"1 for each adverse condition of the Ceph cluster and the storage of volumes.", prometheus.Labels{"cluster": c.id}, b.Health)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/driver"
 	"github.com/cleatproject/cleat/engine/ceph"
 	"github.com/cleatproject/cleat/internal/cephconf"
 	"github.com/cleatproject/cleat/internal/linux/krbd"
@@ -33,22 +34,23 @@ func (c *cephCluster) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.boots.kubeconfig, "ceph-kubeconfig", "", "kubeconfig file for --ceph-boot-leases; empty: in-cluster configuration")
 }
 
-func (c *cephCluster) complete(d *csiServer) error {
+func (c *cephCluster) complete(p *driver.Process, engine string) error {
+	d := &p.Deployment
 	switch {
-	case d.deployment.PerNode:
-		return fmt.Errorf("--per-node is for engine local: with engine %s one controller serves all nodes", d.engine)
-	case len(d.deployment.Topology) > 0:
-		return fmt.Errorf("--topology is for engines local and spdk: all nodes reach the volumes of engine %s", d.engine)
-	case !d.deployment.Services.Controller:
+	case d.PerNode:
+		return fmt.Errorf("--per-node is for engine local: with engine %s one controller serves all nodes", engine)
+	case len(d.Topology) > 0:
+		return fmt.Errorf("--topology is for engines local and spdk: all nodes reach the volumes of engine %s", engine)
+	case !d.Services.Controller:
 	case !cephLinked:
-		return fmt.Errorf("--engine %s: this program is built without a Ceph client, which the controller service needs; use the image cleat-ceph, or build one with make build-ceph. The node service (--services node) works without", d.engine)
+		return fmt.Errorf("--engine %s: this program is built without a Ceph client, which the controller service needs; use the image cleat-ceph, or build one with make build-ceph. The node service (--services node) works without", engine)
 	case c.id == "":
-		return fmt.Errorf("--engine %s requires --ceph-cluster, the clusterID in --ceph-config", d.engine)
+		return fmt.Errorf("--engine %s requires --ceph-cluster, the clusterID in --ceph-config", engine)
 	case c.secret == "":
-		return fmt.Errorf("--engine %s requires --ceph-secret, the directory of a mounted Secret with a user and its key", d.engine)
+		return fmt.Errorf("--engine %s requires --ceph-secret, the directory of a mounted Secret with a user and its key", engine)
 	}
-	d.deployment.ControllerPublish, d.deployment.MultiNode = true, true
-	return errors.Join(d.checkNodeID(), c.boots.check(d.nodeID))
+	d.ControllerPublish, d.MultiNode = true, true
+	return c.boots.check(p.NodeID())
 }
 
 func (c *cephCluster) clusters() (cephconf.Clusters, error) { return cephconf.Read(c.config) }
@@ -71,16 +73,23 @@ type cephEngine struct {
 	groups bool
 }
 
+func (e *cephEngine) driver() driver.Engine {
+	return driver.Engine{
+		Name: engineCeph, Flags: e.addFlags, Complete: e.complete, Abilities: e.abilities, Fences: true,
+		Describe: e.describe, Open: e.open, Node: e.node,
+	}
+}
+
 func (e *cephEngine) addFlags(fs *pflag.FlagSet) {
 	e.cephCluster.addFlags(fs)
 	fs.StringSliceVar(&e.pools, "ceph-pool", nil, "RBD pool that a StorageClass can name; can be repeated. The first one also holds the controller's state")
 }
 
-func (e *cephEngine) complete(d *csiServer) error {
-	if err := e.cephCluster.complete(d); err != nil {
+func (e *cephEngine) complete(p *driver.Process) error {
+	if err := e.cephCluster.complete(p, engineCeph); err != nil {
 		return err
 	}
-	if d.deployment.Services.Controller && len(e.pools) == 0 {
+	if p.Deployment.Services.Controller && len(e.pools) == 0 {
 		return errors.New("--engine ceph requires --ceph-pool, the RBD pool of the volumes")
 	}
 	for i, pool := range e.pools {
@@ -102,15 +111,13 @@ func (e *cephEngine) describe() string {
 	return e.id + "/" + strings.Join(e.pools, ",")
 }
 
-func (e *cephEngine) enforcesFences() bool { return true }
-
-func (e *cephEngine) node(_ context.Context, d *csiServer, c *node.Config) error {
+func (e *cephEngine) node(_ context.Context, p *driver.Process, c *node.Config) error {
 	attacher := rbd.New(rbd.Config{
-		Driver: d.driverName, Dir: d.StateDir,
+		Driver: p.DriverName(), Dir: p.StateDir(),
 		Clusters: e.clusters, Credentials: e.nodeCredentials(),
 		VolumeID: func(d krbd.Device) volume.ID { return ceph.VolumeID(d.PoolID, d.Image, d.ImageID) },
 	})
-	d.OnClose(attacher.Close)
+	p.OnClose(attacher.Close)
 	c.Attachers = map[string]node.Attacher{rbd.Protocol(): attacher}
-	return e.boots.open(d)
+	return e.boots.report(p)
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/driver"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/cephfs"
 )
@@ -18,17 +19,24 @@ type cephFSEngine struct {
 	fs string
 }
 
+func (e *cephFSEngine) driver() driver.Engine {
+	return driver.Engine{
+		Name: engineCephFS, Flags: e.addFlags, Complete: e.complete, Abilities: e.abilities, Fences: true,
+		Describe: e.describe, Open: e.open, Node: e.node,
+	}
+}
+
 func (e *cephFSEngine) addFlags(fs *pflag.FlagSet) {
 	e.cephCluster.addFlags(fs)
 	fs.StringVar(&e.fs, "cephfs-name", "", "CephFS file system of the volumes; empty: the only one of the cluster. Its metadata pool also holds the controller's state")
 }
 
-func (e *cephFSEngine) complete(d *csiServer) error {
+func (e *cephFSEngine) complete(p *driver.Process) error {
 	if strings.ContainsAny(e.fs, "/@=, \t\n") {
 		return fmt.Errorf("--cephfs-name %q is not the name of a file system", e.fs)
 	}
-	d.deployment.SharedFS = "ceph"
-	return e.cephCluster.complete(d)
+	p.Deployment.SharedFS = "ceph"
+	return e.cephCluster.complete(p, engineCephFS)
 }
 
 func (e *cephFSEngine) abilities() csi.Abilities {
@@ -42,11 +50,9 @@ func (e *cephFSEngine) describe() string {
 	return e.id + "/" + e.fs
 }
 
-func (e *cephFSEngine) enforcesFences() bool { return true }
-
-func (e *cephFSEngine) node(_ context.Context, d *csiServer, c *node.Config) error {
-	attacher := cephfs.New(cephfs.Config{Driver: d.driverName, Dir: d.StateDir, Clusters: e.clusters, Credentials: e.nodeCredentials()})
-	d.OnClose(attacher.Close)
+func (e *cephFSEngine) node(_ context.Context, p *driver.Process, c *node.Config) error {
+	attacher := cephfs.New(cephfs.Config{Driver: p.DriverName(), Dir: p.StateDir(), Clusters: e.clusters, Credentials: e.nodeCredentials()})
+	p.OnClose(attacher.Close)
 	c.Attachers = map[string]node.Attacher{cephfs.Protocol(): attacher}
-	return e.boots.open(d)
+	return e.boots.report(p)
 }

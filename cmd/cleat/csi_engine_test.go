@@ -10,11 +10,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/driver"
 	"github.com/cleatproject/cleat/internal/cephconf"
 	"github.com/cleatproject/cleat/internal/markdown"
 	"github.com/cleatproject/cleat/node"
@@ -25,13 +24,9 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-func completed(t *testing.T, flags ...string) (*csiServer, error) {
+func completed(t *testing.T, flags ...string) (*driver.Process, error) {
 	t.Helper()
-	d := &csiServer{}
-	fs := pflag.NewFlagSet("csi", pflag.ContinueOnError)
-	d.addFlags(fs)
-	testkit.Must(t, fs.Parse(append([]string{"--node-id=node-1", "--state-dir=" + t.TempDir()}, flags...)))
-	return d, d.Complete()
+	return csiProgram().Parse(append([]string{"--node-id=node-1", "--state-dir=" + t.TempDir()}, flags...)...)
 }
 
 func TestSettingsOfEngines(t *testing.T) {
@@ -77,7 +72,7 @@ func TestSettingsOfEngines(t *testing.T) {
 		"none, per node":         {"--engine=none --per-node", "--per-node"},
 		"none, topology":         {"--engine=none --topology=zone=a", "nodeAffinity"},
 		"none, publish":          {"--engine=none --controller-publish", "attachRequired"},
-		"none, fencing":          {"--engine=none --addons-endpoint=unix:///a/b.sock", "at the target"},
+		"none, fencing":          {"--engine=none --addons-endpoint=unix:///a/b.sock", "at the storage instead"},
 		"none, host NQN":         {"--engine=none --nvme-host-nqn=node-1", "--nvme-host-nqn"},
 		"keys of another engine": {"--nvme-key-dir=/k", "--nvme-key-dir is a setting of engine"},
 		"spdk":                   {"--engine=spdk", ""},
@@ -106,7 +101,7 @@ func TestSettingsOfEngines(t *testing.T) {
 
 func TestDeploymentOfEngines(t *testing.T) {
 	local := testkit.Value(completed(t))(t)
-	if d := local.deployment; d.MultiNode || d.ControllerPublish || d.Topology[nodeSegment] != "node-1" || len(d.Nodes) != 1 {
+	if d := local.Deployment; d.MultiNode || d.ControllerPublish || d.Topology[nodeSegment] != "node-1" || len(d.Nodes) != 1 {
 		t.Errorf("local: %+v", d)
 	}
 	for engine, c := range map[string]struct {
@@ -118,18 +113,14 @@ func TestDeploymentOfEngines(t *testing.T) {
 	} {
 		ceph := testkit.Value(completed(t, "--engine="+engine, "--services=node", "--ceph-cluster=a"))(t)
 		want := csi.Deployment{Services: csi.Services{Node: true}, MultiNode: true, ControllerPublish: true, SharedFS: c.sharedFS}
-		if diff := cmp.Diff(want, ceph.deployment); diff != "" {
+		if diff := cmp.Diff(want, ceph.Deployment); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", engine, diff)
 		}
-		if o := ceph.fenceOffer(); o.Fence || !o.Clients || !strings.Contains(o.Why, "controller service") {
-			t.Errorf("%s: a node offers %+v", engine, o)
-		}
-		ceph.deployment.Services.Controller, ceph.deployment.Services.Node = true, false
-		if o := ceph.fenceOffer(); !o.Fence || o.Clients {
-			t.Errorf("%s: a controller offers %+v", engine, o)
+		if !ceph.Engine().Fences {
+			t.Errorf("%s announces no fencing", engine)
 		}
 		var config node.Config
-		testkit.Must(t, ceph.storage.node(t.Context(), ceph, &config))
+		testkit.Must(t, ceph.Engine().Node(t.Context(), ceph, &config))
 		if got := config.Attachers[c.protocol]; len(config.Attachers) != 1 || reflect.TypeOf(got) != reflect.TypeOf(c.attacher) {
 			t.Errorf("%s: attachers %v", engine, config.Attachers)
 		}
@@ -139,27 +130,25 @@ func TestDeploymentOfEngines(t *testing.T) {
 func TestDeploymentWithoutAnEngine(t *testing.T) {
 	none := testkit.Value(completed(t, "--engine=none", "--cluster-id=east"))(t)
 	want := csi.Deployment{Services: csi.Services{Node: true}, MultiNode: true, Static: true}
-	if diff := cmp.Diff(want, none.deployment); diff != "" {
+	if diff := cmp.Diff(want, none.Deployment); diff != "" {
 		t.Errorf("deployment (-want +got):\n%s", diff)
 	}
-	if got, want := none.storage.describe(), access.HostNQN("east/node-1"); got != want {
+	if got, want := none.Engine().Describe(), access.HostNQN("east/node-1"); got != want {
 		t.Errorf("host NQN %s, want %s", got, want)
 	}
 	alone := testkit.Value(completed(t, "--engine=none"))(t)
-	if got, want := alone.storage.describe(), access.HostNQN("node-1"); got != want {
+	if got, want := alone.Engine().Describe(), access.HostNQN("node-1"); got != want {
 		t.Errorf("host NQN without a cluster %s, want %s", got, want)
 	}
 	var c node.Config
-	none.Metrics = prometheus.NewRegistry()
-	testkit.Must(t, none.storage.node(t.Context(), none, &c))
+	testkit.Must(t, none.Engine().Node(t.Context(), none, &c))
 	t.Cleanup(func() { testkit.Must(t, none.Close(context.Background())) })
 	again := testkit.Value(completed(t, "--engine=none", "--cluster-id=east"))(t)
-	again.Metrics = prometheus.NewRegistry()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	testkit.WantError(t, "a second release with the same host NQN", again.storage.node(ctx, again, &c), unix.EADDRINUSE, "csi.nvme.clusterID")
-	if _, ok := c.Attachers[nvme.Protocol()].(*nvme.Attacher); !ok || len(c.Attachers) != 1 || none.attaching == nil {
-		t.Errorf("attachers %v, background task set: %t", c.Attachers, none.attaching != nil)
+	testkit.WantError(t, "a second release with the same host NQN", again.Engine().Node(ctx, again, &c), unix.EADDRINUSE, "csi.nvme.clusterID")
+	if _, ok := c.Attachers[nvme.Protocol()].(*nvme.Attacher); !ok || len(c.Attachers) != 1 {
+		t.Errorf("attachers %v", c.Attachers)
 	}
 }
 
@@ -183,16 +172,14 @@ func TestNodeCredentialsAreReadForEachCall(t *testing.T) {
 // of engine ceph depend on the controller's librbd.
 func TestEnginesPage(t *testing.T) {
 	page := string(testkit.Value(os.ReadFile(filepath.Join(testkit.Root(t), "docs/engines.md")))(t))
-	d := &csiServer{}
-	d.addEngines(pflag.NewFlagSet("csi", pflag.ContinueOnError))
-	announced := map[string]func(csi.Abilities, csiEngine) bool{
-		"snapshots":                          func(a csi.Abilities, _ csiEngine) bool { return a.Snapshots },
-		"clones":                             func(a csi.Abilities, _ csiEngine) bool { return a.Clones },
-		"group snapshots":                    func(a csi.Abilities, e csiEngine) bool { _, ceph := e.(*cephEngine); return a.Groups || ceph },
-		"changed blocks":                     func(a csi.Abilities, _ csiEngine) bool { return a.Deltas },
-		"changed by a VolumeAttributesClass": func(a csi.Abilities, _ csiEngine) bool { return a.Modify },
-		"health of the stored volume":        func(a csi.Abilities, _ csiEngine) bool { return a.Health },
-		"fences a node by itself":            func(_ csi.Abilities, e csiEngine) bool { return e.enforcesFences() },
+	announced := map[string]func(csi.Abilities, driver.Engine) bool{
+		"snapshots":                          func(a csi.Abilities, _ driver.Engine) bool { return a.Snapshots },
+		"clones":                             func(a csi.Abilities, _ driver.Engine) bool { return a.Clones },
+		"group snapshots":                    func(a csi.Abilities, e driver.Engine) bool { return a.Groups || e.Name == engineCeph },
+		"changed blocks":                     func(a csi.Abilities, _ driver.Engine) bool { return a.Deltas },
+		"changed by a VolumeAttributesClass": func(a csi.Abilities, _ driver.Engine) bool { return a.Modify },
+		"health of the stored volume":        func(a csi.Abilities, _ driver.Engine) bool { return a.Health },
+		"fences a node by itself":            func(_ csi.Abilities, e driver.Engine) bool { return e.Fences },
 	}
 	for _, row := range markdown.Rows(page) {
 		of := announced[row[""]]
@@ -200,10 +187,10 @@ func TestEnginesPage(t *testing.T) {
 			continue
 		}
 		delete(announced, row[""])
-		for _, e := range d.engines {
-			said := row["`"+e.name+"`"]
-			if want := of(e.abilities(), e.csiEngine); said == "" || want == strings.HasPrefix(said, "no") {
-				t.Errorf("%s of engine %s: the page has %q, the engine announces %t", row[""], e.name, said, want)
+		for _, e := range csiProgram().Engines {
+			said := row["`"+e.Name+"`"]
+			if want := of(e.Abilities(), e); said == "" || want == strings.HasPrefix(said, "no") {
+				t.Errorf("%s of engine %s: the page has %q, the engine announces %t", row[""], e.Name, said, want)
 			}
 		}
 	}
@@ -215,13 +202,11 @@ func TestEnginesPage(t *testing.T) {
 // The table of calls names the engines that serve each optional one.
 func TestCallsPage(t *testing.T) {
 	page := string(testkit.Value(os.ReadFile(filepath.Join(testkit.Root(t), "docs/calls.md")))(t))
-	d := &csiServer{}
-	d.addEngines(pflag.NewFlagSet("csi", pflag.ContinueOnError))
-	served := map[string]func(csi.Abilities, csiEngine) bool{
-		"CreateSnapshot":            func(a csi.Abilities, _ csiEngine) bool { return a.Snapshots },
-		"CreateVolumeGroupSnapshot": func(a csi.Abilities, e csiEngine) bool { _, ceph := e.(*cephEngine); return a.Groups || ceph },
-		"GetMetadataDelta":          func(a csi.Abilities, _ csiEngine) bool { return a.Deltas },
-		"ControllerModifyVolume":    func(a csi.Abilities, _ csiEngine) bool { return a.Modify },
+	served := map[string]func(a csi.Abilities, engine string) bool{
+		"CreateSnapshot":            func(a csi.Abilities, _ string) bool { return a.Snapshots },
+		"CreateVolumeGroupSnapshot": func(a csi.Abilities, engine string) bool { return a.Groups || engine == engineCeph },
+		"GetMetadataDelta":          func(a csi.Abilities, _ string) bool { return a.Deltas },
+		"ControllerModifyVolume":    func(a csi.Abilities, _ string) bool { return a.Modify },
 	}
 	for _, row := range markdown.Rows(page) {
 		of := served[row["call"]]
@@ -229,10 +214,10 @@ func TestCallsPage(t *testing.T) {
 			continue
 		}
 		delete(served, row["call"])
-		for _, e := range d.engines {
-			said := row["engines"] == "all" || strings.Contains(row["engines"], "`"+e.name+"`") != strings.HasPrefix(row["engines"], "all but ")
-			if want := of(e.abilities(), e.csiEngine); said != want {
-				t.Errorf("%s: the page has %q, engine %s announces %t", row["call"], row["engines"], e.name, want)
+		for _, e := range csiProgram().Engines {
+			said := row["engines"] == "all" || strings.Contains(row["engines"], "`"+e.Name+"`") != strings.HasPrefix(row["engines"], "all but ")
+			if want := of(e.Abilities(), e.Name); said != want {
+				t.Errorf("%s: the page has %q, engine %s announces %t", row["call"], row["engines"], e.Name, want)
 			}
 		}
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"testing"
 
+	"github.com/cleatproject/cleat/driver"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -14,7 +15,7 @@ func TestHostNQNOfAllProcesses(t *testing.T) {
 		if err := s.Complete(); err != nil || s.plan.HostNQN != want {
 			t.Errorf("cluster %q: the DPU has host NQN %s, %v, want %s", cluster, s.plan.HostNQN, err, want)
 		}
-		if got := nodeHostNQN(cluster, "n"); got != want {
+		if got := driver.HostNQN(cluster, "n"); got != want {
 			t.Errorf("cluster %q: the host has host NQN %s, want %s", cluster, got, want)
 		}
 	}

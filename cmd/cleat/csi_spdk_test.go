@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"crypto/rand"
-	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -12,14 +11,15 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/driver"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/nvme"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/testkit/kubeapi"
+	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -28,21 +28,20 @@ func TestDeploymentOfSPDK(t *testing.T) {
 	want := csi.Deployment{
 		Services: csi.Services{Controller: true, Node: true}, ControllerPublish: true, MultiNode: true, StorageGrants: true, PlainNodeIDs: true,
 	}
-	if diff := cmp.Diff(want, d.deployment); diff != "" {
+	if diff := cmp.Diff(want, d.Deployment); diff != "" {
 		t.Errorf("deployment (-want +got):\n%s", diff)
 	}
-	if got, want := d.storage.describe(), access.HostNQN("east/node-1"); got != want {
+	if got, want := d.Engine().Describe(), access.HostNQN("east/node-1"); got != want {
 		t.Errorf("host NQN %s, want %s", got, want)
 	}
-	if o := d.fenceOffer(); !o.Fence || !o.Clients {
-		t.Errorf("offers %+v", o)
+	if !d.Engine().Fences {
+		t.Error("announces no fencing")
 	}
 	var c node.Config
-	d.Metrics = prometheus.NewRegistry()
-	testkit.Must(t, d.storage.node(t.Context(), d, &c))
+	testkit.Must(t, d.Engine().Node(t.Context(), d, &c))
 	t.Cleanup(func() { testkit.Must(t, d.Close(context.Background())) })
-	if _, ok := c.Attachers[nvme.Protocol()].(*nvme.Attacher); !ok || d.attaching == nil {
-		t.Errorf("attachers %v, background task set: %t", c.Attachers, d.attaching != nil)
+	if _, ok := c.Attachers[nvme.Protocol()].(*nvme.Attacher); !ok {
+		t.Errorf("attachers %v", c.Attachers)
 	}
 }
 
@@ -56,9 +55,8 @@ func TestKeysOfSPDK(t *testing.T) {
 			flags = append(flags, flag)
 		}
 		d := testkit.Value(completed(t, flags...))(t)
-		d.Metrics = prometheus.NewRegistry()
 		var c node.Config
-		testkit.Must(t, d.storage.node(t.Context(), d, &c))
+		testkit.Must(t, d.Engine().Node(t.Context(), d, &c))
 		t.Cleanup(func() { testkit.Must(t, d.Close(context.Background())) })
 		l := access.NVMe{Transport: "tcp", NQN: "nqn.2024-01.example:red", Paths: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:4420")}, DHChapKey: "gold"}
 		_, err := c.Attachers[nvme.Protocol()].Attach(testkit.Context(t), node.Target{Locator: l}, node.Use{Block: true})
@@ -68,14 +66,14 @@ func TestKeysOfSPDK(t *testing.T) {
 
 // openSPDK opens the controller service with a target whose process does not
 // run.
-func openSPDK(t *testing.T, config string, flags ...string) (*csiServer, error) {
+func openSPDK(t *testing.T, config string, flags ...string) (*driver.Process, volume.Backend, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	testkit.Must(t, os.WriteFile(path, []byte(config), 0o600))
 	d := testkit.Value(completed(t, append([]string{"--engine=spdk", "--services=controller", "--spdk-config=" + path}, flags...)...))(t)
-	d.Metrics, d.Logger = prometheus.NewRegistry(), slog.New(slog.DiscardHandler)
 	t.Cleanup(func() { testkit.Must(t, d.Close(context.Background())) })
-	return d, d.storage.open(t.Context(), d)
+	b, err := d.Engine().Open(t.Context(), d)
+	return d, b, err
 }
 
 // The controller starts while its targets are down, and reports it.
@@ -84,17 +82,17 @@ func TestControllerOfSPDK(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		config += "- {name: " + name + ", rpcURL: unix:///nowhere/" + name + ".sock, targetType: nvme-tcp, addresses: [192.0.2.1:4420]}\n"
 	}
-	d, err := openSPDK(t, config)
+	d, b, err := openSPDK(t, config)
 	testkit.Must(t, err)
-	if got := csi.AbilitiesOf(d.backend); got != d.storage.abilities() {
-		t.Errorf("the backend has %+v, announced are %+v", got, d.storage.abilities())
+	if got := csi.AbilitiesOf(b); got != d.Engine().Abilities() {
+		t.Errorf("the backend has %+v, announced are %+v", got, d.Engine().Abilities())
 	}
-	if !d.backend.MultiNode || d.backend.Granter == nil || d.backend.Fencer == nil || d.background == nil {
-		t.Errorf("backend %+v", d.backend)
+	if !b.MultiNode || b.Granter == nil || b.Fencer == nil {
+		t.Errorf("backend %+v", b)
 	}
-	conditions := testkit.Value(d.backend.Health.StorageHealth(t.Context()))(t)
+	conditions := testkit.Value(b.Health.StorageHealth(t.Context()))(t)
 	var exported int
-	for _, family := range testkit.Value(d.Metrics.Gather())(t) {
+	for _, family := range testkit.Value(d.Metrics().(prometheus.Gatherer).Gather())(t) {
 		if family.GetName() == "cleat_spdk_health" {
 			exported = len(family.GetMetric())
 		}
@@ -102,35 +100,19 @@ func TestControllerOfSPDK(t *testing.T) {
 	if exported == 0 || exported != len(conditions) {
 		t.Errorf("%d conditions in the metrics, want %d", exported, len(conditions))
 	}
-	if err := d.healthy(t.Context()); err == nil {
-		t.Error("healthy without a target")
-	}
-}
-
-// A node records fences on a full disk, too.
-func TestReserveOfFences(t *testing.T) {
-	d := testkit.Value(completed(t, "--engine=spdk", "--services=node"))(t)
-	d.Metrics, d.Logger = prometheus.NewRegistry(), slog.New(slog.DiscardHandler)
-	t.Cleanup(func() { testkit.Must(t, d.Close(context.Background())) })
-	testkit.Must(t, d.openController(t.Context()))
-	var s unix.Stat_t
-	testkit.Must(t, unix.Stat(filepath.Join(d.StateDir, "fences.db"), &s))
-	if s.Blocks*512 < 4<<20 {
-		t.Errorf("fences.db has %d bytes on the disk", s.Blocks*512)
-	}
 }
 
 // A controller outside a cluster can keep its state there, too.
 func TestStateOfSPDK(t *testing.T) {
 	const config = "targets: [{name: a, rpcURL: unix:///nowhere/a.sock, targetType: nvme-tcp, addresses: [192.0.2.1:4420]}]"
 	api := kubeapi.New(t, kubeapi.ConfigMaps())
-	_, err := openSPDK(t, config, "--spdk-state=configmap:cleat-system/state", "--spdk-kubeconfig="+api.Kubeconfig(t))
+	_, _, err := openSPDK(t, config, "--spdk-state=configmap:cleat-system/state", "--spdk-kubeconfig="+api.Kubeconfig(t))
 	testkit.Must(t, err)
 	for flags, want := range map[string]string{
 		"--spdk-state=configmap:storage/state": "--spdk-kubeconfig",
 		"--spdk-kubeconfig=/nowhere":           "--spdk-state",
 	} {
-		if _, err := openSPDK(t, config, flags); err == nil || !strings.Contains(err.Error(), want) {
+		if _, _, err := openSPDK(t, config, flags); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want an error that names %s", flags, err, want)
 		}
 	}
@@ -144,13 +126,13 @@ func TestPlacesOfSPDK(t *testing.T) {
 		"targets: [" + a + "}, " + b + "]":                      false,
 		"targets: [" + a + ", topology: {zone: a}}, " + b + "]": true,
 	} {
-		d, err := openSPDK(t, config)
+		d, _, err := openSPDK(t, config)
 		testkit.Must(t, err)
-		if d.deployment.PlacedVolumes != want {
-			t.Errorf("%s: placed by topology: %t, want %t", config, d.deployment.PlacedVolumes, want)
+		if d.Deployment.PlacedVolumes != want {
+			t.Errorf("%s: placed by topology: %t, want %t", config, d.Deployment.PlacedVolumes, want)
 		}
 	}
-	if d := testkit.Value(completed(t, "--engine=spdk", "--services=node", "--topology=zone=a"))(t); !d.deployment.PlacedVolumes {
+	if d := testkit.Value(completed(t, "--engine=spdk", "--services=node", "--topology=zone=a"))(t); !d.Deployment.PlacedVolumes {
 		t.Error("a node with a topology announces none")
 	}
 }
@@ -161,7 +143,7 @@ func TestConfigurationsOfSPDKThatAreRefused(t *testing.T) {
 		"targets: []": "no targets",
 		strings.Replace(entry, "unix:///nowhere/a.sock", "http://192.0.2.1:9009", 1) + "}]": "rpcTokens",
 	} {
-		if _, err := openSPDK(t, config); err == nil || !strings.Contains(err.Error(), want) {
+		if _, _, err := openSPDK(t, config); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", config, err, want)
 		}
 	}

@@ -15,34 +15,21 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/internal/cli"
-	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/kubelet/register"
-	"github.com/cleatproject/cleat/volume"
 )
 
 const registrationCheck = "registration"
 
 const statusTimeout = 10 * time.Second
 
-type driverStatus struct {
-	Driver     string             `json:"driver"`
-	Version    string             `json:"version"`
-	Node       string             `json:"node"`
-	Services   string             `json:"services"`
-	Engine     string             `json:"engine"`
-	Pool       string             `json:"pool"`
-	Running    []op.Running       `json:"running"`
-	Conditions []volume.Condition `json:"conditions"`
-	Error      string             `json:"error,omitempty"` // why the conditions are unknown
-}
-
 // csiStatus combines /readyz and /status.
 type csiStatus struct {
 	Ready        bool              `json:"ready"`
 	Checks       map[string]string `json:"checks"` // "ok" or the reason
-	CSI          driverStatus      `json:"csi"`
+	CSI          csi.Status        `json:"csi"`
 	Registration *register.Status  `json:"registration,omitempty"`
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleatproject/cleat/dpu/object"
 	"github.com/cleatproject/cleat/dpu/pool"
+	"github.com/cleatproject/cleat/driver"
 	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/volume/access"
@@ -144,7 +145,7 @@ func (s *dpuServer) identify() error {
 	if s.node == "" && s.hostNQN == "" {
 		return fmt.Errorf("this machine has no host name: set --node or --host-nqn, by which targets identify hosts")
 	}
-	s.plan.HostNQN = cmp.Or(s.hostNQN, nodeHostNQN(s.cluster, s.node))
+	s.plan.HostNQN = cmp.Or(s.hostNQN, driver.HostNQN(s.cluster, s.node))
 	s.plan.Timeouts = access.Timeouts{Loss: access.Sec(s.lossTimeout), Delay: access.Sec(s.reconnectDelay), FastFail: access.Sec(s.fastIOFail)}
 	if err := access.CheckNQN(s.plan.HostNQN); err != nil {
 		return fmt.Errorf("--host-nqn: %w", err)

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/fence/endpoint"
 	"github.com/cleatproject/cleat/fence/enforce"
 	"github.com/cleatproject/cleat/fence/nft"
 	"github.com/cleatproject/cleat/fence/ports"
@@ -37,7 +38,7 @@ const (
 // fenceServer is cleat fence serve.
 type fenceServer struct {
 	server.Server
-	fencing
+	fencing        endpoint.Endpoint
 	portNames      []string
 	allPorts       bool
 	peersOnly      bool
@@ -83,7 +84,7 @@ mutual TLS (--listen, --tls-cert, --tls-key, --tls-ca).`,
 }
 
 func (s *fenceServer) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&s.name, "name", defaultFenceName, "driver name for GetIdentity and for peers, in domain name notation: do not change it while fences are in force")
+	fs.StringVar(&s.fencing.Name, "name", defaultFenceName, "driver name for GetIdentity and for peers, in domain name notation: do not change it while fences are in force")
 	fs.StringSliceVar(&s.portNames, "ports", nil, "ports of the storage servers: numbers, ranges such as 6800-7568, or "+strings.Join(ports.Protocols(), ", ")+"; all of these protocols by default")
 	cli.Enumerate(fs, "ports", ports.Protocols()...)
 	fs.BoolVar(&s.allPorts, "all-ports", false, "fence all traffic to this machine, not only to the storage ports: also ssh from the client, and connections of its servers to the client")
@@ -93,7 +94,7 @@ func (s *fenceServer) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&s.allowRDMA, "allow-rdma", false, "confirm fences although storage servers accept RDMA, whose sessions only the servers themselves can end")
 	fs.BoolVar(&s.liftUnrecorded, "lift-unrecorded", false, "create a new record even if the packet filter has fences of another record, which are then removed")
 	fs.StringVar(&s.table, "table", defaultFenceTable, "name of the nftables table; each server in a network namespace needs its own")
-	s.fencing.addFlags(fs, "")
+	s.fencing.AddFlags(fs, "")
 	s.AddAllowUIDs(fs, "allow-uid", "user IDs, besides root, that are allowed to call, and so to stop every workload")
 	s.AddFlags(fs, server.Defaults{Endpoint: defaultFenceEndpoint, StateDir: defaultFenceState})
 }
@@ -103,7 +104,7 @@ func (s *fenceServer) Complete() (err error) {
 	switch {
 	case s.allPorts && len(s.portNames) > 0:
 		return fmt.Errorf("--all-ports and --ports %s are mutually exclusive: set one of them", strings.Join(s.portNames, ","))
-	case s.peersOnly && len(s.peers) == 0:
+	case s.peersOnly && len(s.fencing.Peers) == 0:
 		return fmt.Errorf("--peers-only requires at least one --peer")
 	case s.peersOnly && (s.allPorts || len(s.portNames) > 0 || s.kernelTargets || s.standby || s.allowRDMA):
 		return fmt.Errorf("--peers-only enforces no fences on this machine: --ports, --all-ports, --kernel-targets, --standby and --allow-rdma cannot be set with it")
@@ -118,17 +119,18 @@ func (s *fenceServer) Complete() (err error) {
 			return fmt.Errorf("--ports: %w", err)
 		}
 	}
-	if err := csi.CheckName(s.name); err != nil {
+	if err := csi.CheckName(s.fencing.Name); err != nil {
 		return fmt.Errorf("--name: %w", err)
 	}
-	return s.check()
+	s.fencing.Version = release
+	return s.fencing.Check()
 }
 
 // Assemble implements server.Program.
 func (s *fenceServer) Assemble(ctx context.Context) error {
 	s.AddState(s.open)
 	s.AddTelemetry()
-	s.addParts(ctx, &s.Server, s.Endpoint, service.Config{Offer: service.Offer{Fence: true}})
+	s.fencing.AddParts(ctx, &s.Server, s.Endpoint, service.Config{Offer: service.Offer{Fence: true}})
 	return nil
 }
 
@@ -165,11 +167,11 @@ func (s *fenceServer) open(ctx context.Context) error {
 		return err
 	}
 	c.Ledger = ledger.New(record)
-	if err := s.restore(ctx, &s.Server, c); err != nil {
+	if err := s.fencing.Restore(ctx, &s.Server, c); err != nil {
 		return err
 	}
-	s.Check("fences", s.enforcer.Check)
-	s.Check("coverage", s.enforcer.CheckCoverage)
+	s.Check("fences", s.fencing.Enforcer.Check)
+	s.Check("coverage", s.fencing.Enforcer.CheckCoverage)
 	s.Status("fences", s.status)
 	return nil
 }
@@ -202,7 +204,7 @@ func (s *fenceServer) network(ctx context.Context) (request.Network, error) {
 		return request.Network{}, err
 	}
 	broadcast, err := netaddr.Broadcast()
-	return request.Network{Own: append(own, s.peerAddrs(ctx, s.Logger)...), Broadcast: broadcast}, err
+	return request.Network{Own: append(own, s.fencing.PeerAddrs(ctx, s.Logger)...), Broadcast: broadcast}, err
 }
 
 func (s *fenceServer) status(ctx context.Context) (any, error) {
@@ -213,12 +215,12 @@ func (s *fenceServer) status(ctx context.Context) (any, error) {
 		Filter  *nft.Status  `json:"filter,omitempty"`
 		Sockets *sock.Status `json:"sockets,omitempty"`
 		enforce.Status
-	}{Name: s.name, Version: release}
+	}{Name: s.fencing.Name, Version: release}
 	if s.filter != nil {
 		filter, sockets := s.filter.Status(), s.sockets.Status()
 		document.Ports, document.Filter, document.Sockets = s.ports.String(), &filter, &sockets
 	}
 	var err error
-	document.Status, err = s.enforcer.Status(ctx)
+	document.Status, err = s.fencing.Enforcer.Status(ctx)
 	return document, err
 }

@@ -52,7 +52,7 @@ func flagsPage() string {
 			switch {
 			case c.Name() == "csi":
 				writeEngines(&page, c)
-			case strings.HasSuffix(c.Long, settingsHelp):
+			case c.Flags().Lookup("config") != nil:
 				writeFlags(&page, "## `"+c.CommandPath()+"`", []*pflag.FlagSet{c.Flags()}, nil)
 			case c.Runnable() || c.HasAvailableFlags():
 				clients = append(clients, c)
@@ -92,22 +92,22 @@ func below(c *cobra.Command) []*cobra.Command {
 
 // writeEngines writes the flags that concern all engines, then those of each.
 func writeEngines(page *strings.Builder, c *cobra.Command) {
-	d := &csiServer{}
-	d.addEngines(pflag.NewFlagSet("csi", pflag.ContinueOnError))
+	var sets []*pflag.FlagSet
+	var names []string
+	for _, e := range csiProgram().Engines {
+		declared, set := pflag.NewFlagSet(e.Name, pflag.ContinueOnError), pflag.NewFlagSet(e.Name, pflag.ContinueOnError)
+		e.Flags(declared)
+		declared.VisitAll(func(f *pflag.Flag) { set.AddFlag(c.Flags().Lookup(f.Name)) })
+		sets, names = append(sets, set), append(names, e.Name)
+	}
 	common := pflag.NewFlagSet("csi", pflag.ContinueOnError)
 	c.Flags().VisitAll(func(f *pflag.Flag) {
-		if !slices.ContainsFunc(d.engines, func(e namedEngine) bool { return e.flags.Lookup(f.Name) != nil }) {
+		if !slices.ContainsFunc(sets, func(s *pflag.FlagSet) bool { return s.Lookup(f.Name) != nil }) {
 			common.AddFlag(f)
 		}
 	})
 	writeFlags(page, "## `"+c.CommandPath()+"`", []*pflag.FlagSet{common}, nil)
-	var sets []*pflag.FlagSet
-	for _, e := range d.engines {
-		set := pflag.NewFlagSet(e.name, pflag.ContinueOnError)
-		e.flags.VisitAll(func(f *pflag.Flag) { set.AddFlag(c.Flags().Lookup(f.Name)) })
-		sets = append(sets, set)
-	}
-	writeFlags(page, "### Of its engines", sets, d.engineNames())
+	writeFlags(page, "### Of its engines", sets, names)
 }
 
 var (

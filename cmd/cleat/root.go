@@ -1,9 +1,6 @@
 package main
 
 import (
-	"context"
-	"io"
-
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -56,21 +53,11 @@ Getting started, as root:
 	return root
 }
 
-const settingsHelp = `
-
-Flags that list an environment variable can also be set by that variable, and in a
-YAML file (--config) with the flag names as keys. Flags override the environment,
-and the environment overrides the file.`
-
 func serving(c *cobra.Command, p interface {
 	server.Program
 	addFlags(fs *pflag.FlagSet)
-	Execute(ctx context.Context, p server.Program, b server.Build, out, logs io.Writer) error
+	Command(c *cobra.Command, p server.Program, b server.Build) *cobra.Command
 }) *cobra.Command {
-	c.Long += settingsHelp
 	p.addFlags(c.Flags())
-	c.RunE = func(cmd *cobra.Command, _ []string) error {
-		return p.Execute(cmd.Context(), p, build(), cmd.OutOrStdout(), cmd.ErrOrStderr())
-	}
-	return c
+	return p.Command(c, p, build())
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/kubelet/watch"
@@ -245,7 +246,7 @@ func (s *serverStatus) ask(ctx context.Context, socket string) {
 // addProblems adds what is wrong although the server is ready.
 func (s *serverStatus) addProblems() {
 	var document struct {
-		CSI    driverStatus `json:"csi"`
+		CSI    csi.Status `json:"csi"`
 		Fences struct {
 			Ending []json.RawMessage `json:"ending"`
 		} `json:"fences"`

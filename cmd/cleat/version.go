@@ -2,7 +2,6 @@ package main
 
 import (
 	"runtime"
-	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
@@ -49,23 +48,4 @@ func versionLine() string {
 	return "cleat " + release
 }
 
-func build() server.Build {
-	b := server.Build{Version: release}
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return b
-	}
-	modified := false
-	for _, s := range info.Settings {
-		switch s.Key {
-		case "vcs.revision":
-			b.Commit = s.Value[:min(12, len(s.Value))]
-		case "vcs.modified":
-			modified = s.Value == "true"
-		}
-	}
-	if b.Commit != "" && modified {
-		b.Commit += ", modified"
-	}
-	return b
-}
+func build() server.Build { return server.ReadBuild(release) }

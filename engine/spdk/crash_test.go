@@ -32,7 +32,7 @@ type childWork struct {
 func child() { enginetest.Child(runChild) }
 
 func runChild(ctx context.Context, w childWork) error {
-	db, err := store.Open(ctx, w.Database, StoreOptions())
+	db, err := store.Open(ctx, w.Database, storeOptions())
 	if err != nil {
 		return err
 	}
@@ -124,7 +124,7 @@ func TestKilled(t *testing.T) {
 				database := filepath.Join(testkit.Dir(t), "controller.db")
 				client := r.client(0)
 				with := func(use func(e *Engine)) {
-					db := testkit.Value(store.Open(testkit.Context(t), database, StoreOptions()))(t)
+					db := testkit.Value(store.Open(testkit.Context(t), database, storeOptions()))(t)
 					defer func() { testkit.Must(t, db.Close()) }()
 					use(testkit.Value(New(fileConfig(db, client)))(t))
 				}

@@ -127,11 +127,6 @@ func New(c Config) (*Engine, error) {
 	return e, nil
 }
 
-// StoreOptions are those of the database.
-func StoreOptions() store.Options {
-	return store.Options{Role: "controller", Version: 1, Preallocate: 4 << 20}
-}
-
 // spare returns Exhausted if there is no space for the record of another object.
 // What is left is for revocations, fences and deletions.
 func (e *Engine) spare(ctx context.Context) error {

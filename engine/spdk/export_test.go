@@ -257,7 +257,7 @@ func testUnknownExports(t *testing.T, r *rig) {
 	empty := nqnOf("00000000-0000-4000-8000-000000000000")
 	testkit.Must(t, c.CreateSubsystem(ctx, rpc.SubsystemCreate{NQN: empty, Serial: "1", Model: "1", MaxNamespaces: 1}))
 	lost := r.engine(func(c *Config) {
-		db := testkit.Value(store.OpenShared(ctx, "of the test", storetest.NewObject(store.ErrChanged), StoreOptions()))(t)
+		db := testkit.Value(store.OpenShared(ctx, "of the test", storetest.NewObject(store.ErrChanged), storeOptions()))(t)
 		c.Database, c.Grants = db, ledger.New(db)
 	})
 	testkit.Must(t, lost.compare(ctx, lost.order[0]))

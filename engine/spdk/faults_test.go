@@ -331,7 +331,7 @@ func TestFullStateDisk(t *testing.T) {
 	ctx := testkit.Context(t)
 	path := filepath.Join(dir, "controller.db")
 	open := func() (*Engine, *store.Store) {
-		db := testkit.Value(store.Open(ctx, path, StoreOptions()))(t)
+		db := testkit.Value(store.Open(ctx, path, storeOptions()))(t)
 		return r.engine(func(c *Config) { c.Database, c.Grants = db, ledger.New(db) }), db
 	}
 	e, db := open()

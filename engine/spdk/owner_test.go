@@ -22,7 +22,7 @@ import (
 // otherRelease gives an engine a state of its own, as another release has.
 func (r *rig) otherRelease(c *Config) {
 	r.t.Helper()
-	db := testkit.Value(store.OpenShared(testkit.Context(r.t), "of the other release", storetest.NewObject(store.ErrChanged), StoreOptions()))(r.t)
+	db := testkit.Value(store.OpenShared(testkit.Context(r.t), "of the other release", storetest.NewObject(store.ErrChanged), storeOptions()))(r.t)
 	c.Database, c.Grants = db, ledger.New(db)
 }
 

@@ -123,7 +123,7 @@ func (r *rig) client(i int) *rpc.Client {
 // engine returns a new engine with its own clients, as another process has.
 func (r *rig) engine(change ...func(*Config)) *Engine {
 	r.t.Helper()
-	db := testkit.Value(store.OpenShared(testkit.Context(r.t), "of the test", r.object, StoreOptions()))(r.t)
+	db := testkit.Value(store.OpenShared(testkit.Context(r.t), "of the test", r.object, storeOptions()))(r.t)
 	c := Config{Database: db, Grants: ledger.New(db), HostNQN: access.HostNQN, Interval: 20 * time.Millisecond, Logger: r.log.Logger()}
 	for i, p := range r.endpoints {
 		c.Targets = append(c.Targets, Target{
@@ -302,4 +302,9 @@ func (r *rig) interrupt(e *Engine, name string, sizeMiB int64) record {
 	_, err := p[0].target.Client.CreateLvol(ctx, rpc.LvolCreate{StoreUUID: left.Store, Name: lvolName(name), SizeMiB: sizeMiB, Thin: true})
 	testkit.Must(r.t, err)
 	return left
+}
+
+// storeOptions are those of the driver (driver.StateFlags).
+func storeOptions() store.Options {
+	return store.Options{Role: "controller", Version: 1, Preallocate: 4 << 20}
 }

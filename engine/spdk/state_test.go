@@ -33,7 +33,7 @@ func (r *rig) onConfigMap(api *kubeapi.Server) *Engine {
 	r.t.Helper()
 	return r.engine(func(c *Config) {
 		object := testkit.Value(configmap.New(configmap.Config{Kubeconfig: api.Kubeconfig(r.t), Namespace: kubeapi.ConfigMaps().Namespace, Name: "state"}))(r.t)
-		db := testkit.Value(store.OpenShared(testkit.Context(r.t), "state", object, StoreOptions()))(r.t)
+		db := testkit.Value(store.OpenShared(testkit.Context(r.t), "state", object, storeOptions()))(r.t)
 		c.Database, c.Grants = db, ledger.New(db)
 	})
 }

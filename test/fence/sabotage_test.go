@@ -59,8 +59,8 @@ var sabotages = []struct {
 	{
 		name: "recorded fences are not applied at the start",
 		left: []workload.Replacement{{
-			File: "cmd/cleat/fencing.go",
-			Old:  "return n.enforcer.Restore(ctx)",
+			File: "fence/endpoint/endpoint.go",
+			Old:  "return e.Enforcer.Restore(ctx)",
 			New:  "return nil",
 		}, { // which might be as fast
 			File: "fence/enforce/guard.go",

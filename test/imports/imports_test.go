@@ -38,6 +38,7 @@ var rules = []struct {
 	{"fence/...", []string{"fence/...", "volume/...", "api/...", "internal/..."}},
 	{"dpu/...", []string{"dpu/...", "spdk/...", "volume/...", "api/...", "internal/..."}},
 	{"sriov/...", []string{"sriov/...", "api/...", "internal/..."}},
+	{"driver/...", []string{"driver/...", "csi", "fence/...", "node/...", "kubelet/...", "volume/...", "internal/..."}},
 	{"kubelet/...", []string{"kubelet/...", "api/...", "internal/..."}},
 	{"cmd/...", []string{"..."}},
 	{"demo/...", []string{"demo/...", "csi/client", "fence/client", "dpu/client", "dpu/request", "sriov/control", "sriov/gate", "kubelet/...", "spdk", "api/...", "volume/...", "internal/...", "test/..."}},

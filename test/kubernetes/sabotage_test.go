@@ -32,7 +32,7 @@ var sabotage = []struct{ old, new string }{
 
 // sabotagedImage writes the image below dir; the source tree is not changed.
 func sabotagedImage(ctx context.Context, dir string) error {
-	file, err := filepath.Abs("../../cmd/cleat/csi_serve.go")
+	file, err := filepath.Abs("../../driver/serve.go")
 	if err != nil {
 		return err
 	}

@@ -86,7 +86,7 @@ func newSite(b *testing.B) *site {
 	disk := filepath.Join(dir, "disk")
 	testkit.Must(b, os.WriteFile(disk, nil, 0o600), os.Truncate(disk, storeSize), s.bare.CreateAIO(b.Context(), spdk.AIO{Name: "disk", Filename: disk, BlockSize: 4096, Fallocate: true}))
 	testkit.Must(b, s.bare.Call(b.Context(), "bdev_lvol_create_lvstore", map[string]any{"bdev_name": "disk", "lvs_name": storeName, "cluster_sz": mib}, &s.storeUUID))
-	s.database = &counted{Database: testkit.Open(store.Open(b.Context(), filepath.Join(dir, "controller.db"), engine.StoreOptions()))(b)}
+	s.database = &counted{Database: testkit.Open(store.Open(b.Context(), filepath.Join(dir, "controller.db"), store.Options{Role: "controller", Version: 1, Preallocate: 4 << 20}))(b)}
 	s.ledger = ledger.New(s.database)
 	operations := op.New(context.WithoutCancel(b.Context()), time.Minute)
 	b.Cleanup(func() { testkit.Must(b, operations.Close(context.Background())) })

@@ -1,4 +1,4 @@
-package main
+package driver
 
 import (
 	"context"
@@ -9,10 +9,14 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// healthCollector is the metric of the conditions of a storage on other
-// machines, in the form of the local pool's.
+// ExportHealth adds the metric of the conditions of a storage on other machines: 1 for
+// each, with the labels status and reason.
+func (p *Process) ExportHealth(name, help string, labels prometheus.Labels, h volume.Health) error {
+	return p.driver.Metrics.Register(healthCollector{prometheus.NewDesc(name, help, []string{"status", "reason"}, labels), h})
+}
+
 type healthCollector struct {
-	desc   *prometheus.Desc // with the labels status and reason
+	desc   *prometheus.Desc
 	health volume.Health
 }
 
