@@ -19,7 +19,7 @@
 // This package, csi (Deployment, Abilities, CheckName), node (Config and Attacher),
 // volume, volume/access, volume/enginetest and errs are the public interface for
 // engines. It is at version 0: a minor release can change it, and CHANGELOG.md then
-// says what engines have to change. A patch release does not. State on disks, in
-// ConfigMaps and in volume contexts outlives all of them: each release reads that of the
-// one before.
+// says what engines have to change. A patch release does not. api.txt lists what
+// is exported. State on disks, in ConfigMaps and in volume contexts outlives all of them:
+// each release reads that of the one before.
 package driver
