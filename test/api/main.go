@@ -1,7 +1,7 @@
 // Command api prints what the public kit exports, a line each: package driver and the
 // packages of volumes with all they export, and of other packages of this module the
-// types that those name. It fails if one of them is internal or test code: nobody
-// outside of this module could write its name.
+// types that those name. It fails if one of them is internal or test code, which a
+// program outside of this module cannot use.
 package main
 
 import (

@@ -16,6 +16,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/example"
 	"github.com/cleatproject/cleat/test/sanity/specs"
 	"github.com/cleatproject/cleat/test/spdk/rig"
 	"github.com/cleatproject/cleat/test/testkit"
@@ -33,6 +34,7 @@ type deployment struct {
 	flags      []string // of cleat csi
 	split      bool     // controller and node as two processes on one pool
 	spdk       bool     // engine spdk with a double of the target, also as two processes
+	example    bool     // the program of examples/engine, with flags
 	// notRun are the specs that the suite skips because the driver
 	// intentionally does not announce their capability; see docs/calls.md.
 	notRun []string
@@ -59,6 +61,12 @@ var deployments = []deployment{
 	{name: "per-node", accessType: "block", flags: []string{"--per-node"}, notRun: withoutController},
 	{name: "default", accessType: "mount", notRun: withoutPublish},
 	{name: "spdk", accessType: "block", spdk: true, notRun: notOfSPDK},
+	{name: "example", accessType: "mount", example: true, notRun: notOfExample},
+}
+
+// notOfExample are the specs of abilities that the example does not have.
+var notOfExample = []string{
+	"Snapshot", "source snapshot", "source volume", "GroupController Service", "VolumeHealth", "ModifyVolume", "volume attribute class",
 }
 
 // notOfSPDK are the specs that are not run with engine spdk. Those of the node
@@ -111,6 +119,13 @@ func start(t *testing.T, cleat string, d deployment) (controller, node string) {
 	if d.spdk {
 		return startSPDK(t, cleat)
 	}
+	if d.example {
+		dir := testkit.Dir(t)
+		testkit.Must(t, os.Mkdir(filepath.Join(dir, "share"), 0o700))
+		p := driver.Start(t, example.New(t).Build(t), dir, "csi", "--share", filepath.Join(dir, "share"), "--max-volumes", "8", "--node-id", "sanity-node", "--node-address", "192.0.2.1")
+		t.Cleanup(func() { checkEmpty(t, filepath.Join(dir, "share")) })
+		return p.Socket, p.Socket
+	}
 	dir := t.TempDir()
 	// A pool image stays mounted when its driver ends, for the volumes in use.
 	t.Cleanup(func() { driver.Sweep(t, dir) })
@@ -135,6 +150,13 @@ func startSPDK(t *testing.T, cleat string) (controller, node string) {
 	c := driver.Start(t, cleat, dir, "controller", append(common, "--services", "controller", "--spdk-config", target.Config)...)
 	n := driver.Start(t, cleat, dir, "node", append(common, "--services", "node", "--node-address", "192.0.2.1")...)
 	return c.Socket, n.Socket
+}
+
+func checkEmpty(t *testing.T, dir string) {
+	t.Helper()
+	if left := testkit.Value(os.ReadDir(dir))(t); len(left) > 0 {
+		t.Errorf("left in %s: %v", dir, left)
+	}
 }
 
 // reportsVariable names a directory that gets the report of each deployment
