@@ -112,7 +112,7 @@ func TestFlags(t *testing.T) {
 			}
 		}
 	}
-	ofOthers := []string{"help", "log-dir", "xattrs", "xattrs-include", "unix-socket", "node-deployment", "target", "admindir", "input", "image", "remote", "acls", "list-images", "node-deployment-base-delay", "kube-api-qps", "sparse", "make-rshared", "one-file-system"}
+	ofOthers := []string{"help", "log-dir", "xattrs", "xattrs-include", "unix-socket", "node-deployment", "target", "admindir", "input", "image", "remote", "acls", "list-images", "node-deployment-base-delay", "kube-api-qps", "sparse", "make-rshared", "one-file-system", "share", "acme-state", "no-install-recommends"}
 	for _, name := range pages(t) {
 		for _, found := range regexp.MustCompile("[`\\s(]--([a-z][a-z-]*)").FindAllStringSubmatch(page(t, name), -1) {
 			if !known[found[1]] && !slices.Contains(ofOthers, found[1]) && !slices.Contains(ofKubernetes, found[1]) {
@@ -193,6 +193,19 @@ func TestGoExamples(t *testing.T) {
 	}
 	if count == 0 {
 		t.Error("no example was found")
+	}
+}
+
+// The tutorial shows the program that CI builds and tests.
+func TestVendorPage(t *testing.T) {
+	found := regexp.MustCompile("(?ms)^```go\n(.*?)^```$").FindAllStringSubmatch(page(t, "docs/vendor.md"), -1)
+	for _, block := range found {
+		if !strings.Contains(page(t, "examples/engine/main.go"), block[1]) {
+			t.Errorf("docs/vendor.md shows what is not in examples/engine/main.go:\n%s", block[1])
+		}
+	}
+	if len(found) == 0 {
+		t.Error("the page shows no code")
 	}
 }
 

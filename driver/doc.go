@@ -12,7 +12,8 @@
 //	}
 //
 // The program is started as "acme-csi csi", in the processes and with the flags of
-// "cleat csi", whose engines are instances of this package too.
+// "cleat csi", whose engines are instances of this package too. docs/vendor.md is a
+// tutorial, and examples/engine its program.
 //
 // # Stability
 //

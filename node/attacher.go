@@ -132,7 +132,8 @@ type Device struct {
 func (d Device) IsZero() bool { return d == Device{} }
 
 // IsDirectory reports whether d is a directory: Major and Minor are those of its
-// file system, which are never a block device's.
+// file system, which are never a block device's. The file system is mounted for this
+// volume alone: the Manager recognizes the volume's mounts by these numbers.
 func (d Device) IsDirectory() bool { return d.Path != "" && d.Major == 0 }
 
 // Attachment is a device open for reading, or a directory open with O_PATH, so
