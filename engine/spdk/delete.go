@@ -285,10 +285,17 @@ func (e *Engine) sweep(ctx context.Context, t *target) error {
 			return err
 		}
 		for _, r := range gone {
-			if r.Store == p.store.UUID && !slices.ContainsFunc(lvols, func(l rpc.Lvol) bool { return l.UUID == r.UUID }) {
-				if err := e.forgetDeleted(ctx, t, r.UUID); err != nil {
-					return err
-				}
+			if r.Store != p.store.UUID || listed[r.UUID] {
+				continue
+			}
+			// A target that has restarted since lists the lvols that it has opened so far.
+			if _, err := e.shown(ctx, t, r.Store, r.StoreName, r.UUID); err == nil {
+				return errs.Errorf(errs.Unavailable, "target %s was loading its lvols", t.Name)
+			} else if !errors.Is(err, rpc.NotFound) {
+				return t.explain(err, "look for the lvol of a deleted snapshot")
+			}
+			if err := e.forgetDeleted(ctx, t, r.UUID); err != nil {
+				return err
 			}
 		}
 	}

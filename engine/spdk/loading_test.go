@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
@@ -267,4 +269,54 @@ func TestSweepAfterRestart(t *testing.T) {
 	if names := r.lvols(0); len(names) != 1 {
 		t.Errorf("lvols %q, want that of the volume", names)
 	}
+}
+
+// afterViews acts once, after a transaction of a database.
+type afterViews struct {
+	store.Database
+	act func() (done bool)
+}
+
+func (d *afterViews) View(ctx context.Context, fn func(*store.Tx) error) error {
+	err := d.Database.View(ctx, fn)
+	if act := d.act; act != nil {
+		d.act = nil
+		if !act() {
+			d.act = act
+		}
+	}
+	return err
+}
+
+// The target restarts after a sweep has waited for the lvols, and lists those that
+// it has opened so far: without a record nothing would remove the deleted snapshot.
+func TestRestartDuringSweep(t *testing.T) {
+	r := newRig(t, "one")
+	ctx := testkit.Context(t)
+	var db *afterViews
+	e := r.engine(func(c *Config) {
+		db = &afterViews{Database: c.Database}
+		c.Database, c.Grants = db, ledger.New(db)
+	})
+	v := create(t, e, "v", volume.Source{})
+	s := takeSnap(t, e, "s", v.ID)
+	copied := create(t, e, "copy", volume.Source{Snapshot: s.ID})
+	testkit.Must(t, e.DeleteSnapshot(ctx, s.ID)) // it has two clones
+	r.targets[0].Forget()
+	db.act = func() bool {
+		if r.targets[0].Counts()["bdev_wait_for_examine"] == 0 {
+			return false
+		}
+		r.targets[0].HoldExamine()
+		testkit.Must(t, r.targets[0].Restart())
+		r.offer(0)
+		return true
+	}
+	swept := make(chan error, 1)
+	go func() { swept <- e.sweep(ctx, e.order[0]) }()
+	testkit.Eventually(t, "a question about the missing lvol", func() bool { return r.targets[0].Counts()["bdev_wait_for_examine"] == 2 })
+	r.targets[0].ReleaseExamine()
+	wantKind(t, testkit.Receive(t, "the sweep", swept), "a sweep during a restart", errs.Unavailable)
+	testkit.Must(t, e.Delete(ctx, copied.ID), e.Delete(ctx, v.ID))
+	r.removeAll(e)
 }
