@@ -230,7 +230,7 @@ func (b *build) lvol(ctx context.Context, t *target, r record) (built, error) {
 		case isNew && b.chosen != nil && b.from == nil && !r.Zeroed:
 			return built{uuid, b.chosen.sizeOf(r.Size), true}, nil
 		}
-		bdev, err = t.Client.Bdev(ctx, name)
+		bdev, err = t.appearing(ctx, name, failure)
 	}
 	switch {
 	case err == nil && r.Zeroed:
@@ -242,12 +242,22 @@ func (b *build) lvol(ctx context.Context, t *target, r record) (built, error) {
 		}
 	}
 	if errors.Is(err, rpc.NotFound) {
-		err = errs.Errorf(errs.Unavailable, "the lvol has vanished, perhaps with a restart of the target: %v", err)
+		err = errs.Errorf(errs.Unavailable, "the lvol is being created or deleted, or has vanished with a restart of the target: %v", err)
 	}
 	return built{bdev.UUID, bdev.Size(), isNew}, t.explain(err, "read volume %s in lvol store %s", errs.Quote(r.Name), r.StoreName)
 }
 
 const mib = 1 << 20
+
+// appearing returns an lvol after a request to create it. After Exists it is possible
+// that an earlier request is still executed: the name is used before the lvol is
+// shown. A proxy of SPDK handles no other call while it waits.
+func (t *target) appearing(ctx context.Context, name string, created error) (rpc.Bdev, error) {
+	if created == nil {
+		return t.Client.Bdev(ctx, name)
+	}
+	return t.Client.AwaitBdev(ctx, name, time.Second)
+}
 
 // make creates the lvol of a record, and returns its UUID.
 func (b *build) make(ctx context.Context, t *target, r record) (uuid string, err error) {

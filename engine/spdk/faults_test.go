@@ -424,3 +424,45 @@ func TestFullStore(t *testing.T) {
 	big.Name = "again"
 	testkit.Must(t, testkit.Err(e.Create(ctx, big)))
 }
+
+// The name of an lvol is used before the lvol is shown: a repeat of a call that was
+// cancelled waits for it.
+func TestRepeatDuringCreation(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	for name, call := range map[string]func(context.Context) error{
+		"bdev_lvol_create": func(ctx context.Context) error { return testkit.Err(e.Create(ctx, request("new", volume.Source{}))) },
+		"bdev_lvol_clone": func(ctx context.Context) error {
+			return testkit.Err(e.Create(ctx, request("copy", volume.Source{Volume: v.ID})))
+		},
+		"bdev_lvol_snapshot": func(ctx context.Context) error {
+			return testkit.Err(e.CreateSnapshot(ctx, volume.SnapshotRequest{Name: "s", Source: v.ID}))
+		},
+	} {
+		if name == "bdev_lvol_clone" { // its snapshot is there
+			r.targets[0].Inject(spdktest.Fault{Method: name, Times: 1, Error: &spdktest.Error{Code: -11, Message: "Resource temporarily unavailable"}})
+			wantKind(t, call(ctx), "an interrupted copy", errs.Unavailable)
+		}
+		r.targets[0].Forget()
+		r.targets[0].HoldCreate()
+		requests := func(n int) func() bool { return func() bool { return r.targets[0].Counts()[name] == n } }
+		brief, cancel := context.WithCancel(ctx)
+		answer := make(chan error, 1)
+		go func() { answer <- call(brief) }()
+		testkit.Eventually(t, "the first "+name, requests(1))
+		cancel()
+		wantKind(t, testkit.Receive(t, "an answer", answer), "the call that was cancelled", errs.Unavailable)
+		go func() { answer <- call(ctx) }()
+		testkit.Eventually(t, "a question about the lvol after the second "+name, func() bool {
+			calls := r.targets[0].Calls()
+			return requests(2)() && calls[len(calls)-1].Method == "bdev_get_bdevs"
+		})
+		r.targets[0].ReleaseCreate()
+		if err := testkit.Receive(t, "an answer", answer); err != nil {
+			t.Errorf("a repeat during %s: %v", name, err)
+		}
+	}
+	r.removeAll(e)
+}

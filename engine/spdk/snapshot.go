@@ -83,7 +83,7 @@ func (e *Engine) takeSnapshot(ctx context.Context, r snapRecord, v record, isNew
 	}
 	if errors.Is(err, rpc.NotFound) {
 		if _, err = t.Client.SnapshotLvol(ctx, v.UUID, r.lvol()); err == nil || errors.Is(err, rpc.Exists) {
-			bdev, err = t.Client.Bdev(ctx, name)
+			bdev, err = t.appearing(ctx, name, err)
 		}
 	}
 	if err != nil {

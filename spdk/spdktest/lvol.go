@@ -72,7 +72,7 @@ func (p *Process) offer(l *lvol) {
 }
 
 // createLvol allows thin lvols larger than their store, and of size 0.
-func createLvol(p *Process, _ context.Context, a args) (any, *Error) {
+func createLvol(p *Process, ctx context.Context, a args) (any, *Error) {
 	s, e := p.oneStore(a)
 	if e != nil {
 		return nil, e
@@ -92,7 +92,23 @@ func createLvol(p *Process, _ context.Context, a args) (any, *Error) {
 	if !l.thin {
 		l.solidify(l.clusters)
 	}
-	s.lvols = append(s.lvols, l)
+	return p.appear(ctx, l)
+}
+
+// HoldCreate keeps new lvols, also snapshots and clones, from being shown until
+// ReleaseCreate. Their names are used.
+func (p *Process) HoldCreate() { p.network.change(func() { p.creating = true }) }
+
+// ReleaseCreate continues what is held.
+func (p *Process) ReleaseCreate() { p.network.change(func() { p.creating = false }) }
+
+func (p *Process) appear(ctx context.Context, l *lvol) (any, *Error) {
+	l.store.lvols = append(l.store.lvols, l)
+	for p.creating {
+		if !p.network.wait(ctx, forEver) {
+			return nil, textError(invalidParams, eIO)
+		}
+	}
 	p.offer(l)
 	return l.uuid, nil
 }
@@ -141,7 +157,7 @@ func (l *lvol) show() map[string]any {
 
 // snapshot moves the lvol's clusters to the snapshot; the lvol becomes its
 // clone.
-func snapshot(p *Process, _ context.Context, a args) (any, *Error) {
+func snapshot(p *Process, ctx context.Context, a args) (any, *Error) {
 	l := p.lvol(a.text("lvol_name"))
 	name := a.text("snapshot_name")
 	switch {
@@ -159,12 +175,10 @@ func snapshot(p *Process, _ context.Context, a args) (any, *Error) {
 		thin: true, snapshot: true, readOnly: true, parent: l.parent,
 	}
 	l.parent, l.content, l.thin = made, content{clusters: l.clusters}, true
-	l.store.lvols = append(l.store.lvols, made)
-	p.offer(made)
-	return made.uuid, nil
+	return p.appear(ctx, made)
 }
 
-func clone(p *Process, _ context.Context, a args) (any, *Error) {
+func clone(p *Process, ctx context.Context, a args) (any, *Error) {
 	l := p.lvol(a.text("snapshot_name"))
 	name := a.text("clone_name")
 	switch {
@@ -176,9 +190,7 @@ func clone(p *Process, _ context.Context, a args) (any, *Error) {
 		return nil, textError(invalidParams, eEXIST)
 	}
 	made := &lvol{store: l.store, name: name, uuid: newUUID(), content: content{clusters: l.clusters}, thin: true, parent: l}
-	l.store.lvols = append(l.store.lvols, made)
-	p.offer(made)
-	return made.uuid, nil
+	return p.appear(ctx, made)
 }
 
 // resize allows shrinking.

@@ -97,6 +97,7 @@ type Process struct {
 	loading bool
 	// inflated: HoldInflate is in effect, up to this number of clusters.
 	inflated *uint64
+	creating bool // HoldCreate is in effect
 	state
 }
 
