@@ -127,7 +127,7 @@ func (e *spdkEngine) targets(p *driver.Process) (targets []spdk.Target, retired 
 		p.OnClose(func(context.Context) error { return client.Close() })
 		targets = append(targets, spdk.Target{
 			Name: t.Name, Client: client, Transport: t.Transport, Addresses: t.Addresses, TLSAddresses: t.TLSAddresses,
-			Stores: t.Stores, Forget: t.Forget, Topology: t.Topology,
+			Stores: t.Stores, Forget: t.Forget, Cleared: t.Cleared, Topology: t.Topology,
 		})
 	}
 	return targets, retired, nil

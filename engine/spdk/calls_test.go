@@ -60,16 +60,16 @@ func requestsPerCall() map[string]cost {
 		"list":            {nil, 1, 0},
 		"publish":         {[]string{"nvmf_get_subsystems", others, "nvmf_subsystem_add_host"}, 4, 1},
 		"publish again":   {[]string{"nvmf_get_subsystems", others}, 4, 1},
-		"expand":          {[]string{"bdev_get_bdevs", "bdev_lvol_get_lvstores", "bdev_get_bdevs", "bdev_lvol_resize", "bdev_get_bdevs"}, 2, 1},
+		"expand":          {[]string{"bdev_get_bdevs", "bdev_lvol_get_lvstores", "bdev_get_bdevs", "bdev_lvol_resize", "bdev_get_bdevs"}, 3, 1},
 		"modify":          {[]string{"nvmf_get_subsystems", others, "bdev_set_qos_limit"}, 4, 1},
-		"health":          {[]string{"bdev_get_bdevs", "bdev_get_bdevs"}, 1, 0}, // at last that of the store
-		"capacity":        {[]string{"bdev_lvol_get_lvstores", "bdev_get_bdevs"}, 0, 0},
+		"health":          {[]string{"bdev_get_bdevs", "bdev_get_bdevs"}, 2, 0}, // at last that of the store
+		"capacity":        {[]string{"bdev_lvol_get_lvstores", "bdev_get_bdevs"}, 1, 0},
 		"snapshot":        {[]string{"bdev_lvol_snapshot", "bdev_get_bdevs"}, 2, 2},
 		"restore":         {copied("bdev_lvol_clone", "bdev_get_bdevs"), 3, 2},
-		"delete snapshot": {[]string{"bdev_get_bdevs", "bdev_lvol_delete"}, 3, 2},
+		"delete snapshot": {[]string{"bdev_get_bdevs", "bdev_get_bdevs", "bdev_lvol_delete"}, 3, 2},
 		"clone":           {copied("bdev_lvol_snapshot", "bdev_lvol_clone", "bdev_get_bdevs", "bdev_get_bdevs"), 3, 2}, // at last the snapshot
 		"unpublish":       {[]string{"nvmf_get_subsystems", "nvmf_subsystem_remove_host", "nvmf_subsystem_get_controllers"}, 4, 2},
-		"delete":          {[]string{"nvmf_subsystem_get_controllers", "bdev_get_bdevs", "nvmf_delete_subsystem", "bdev_lvol_delete"}, 2, 2},
+		"delete":          {[]string{"nvmf_subsystem_get_controllers", "bdev_get_bdevs", "bdev_get_bdevs", "nvmf_delete_subsystem", "bdev_lvol_delete"}, 2, 2},
 		// One list of all subsystems instead of a request per volume.
 		"comparison": {[]string{"nvmf_get_subsystems" + ofAll}, 1, 0},
 	}

@@ -109,6 +109,7 @@ var crashCases = []struct {
 	}},
 	{"unsnap", []string{"unsnap.recorded", "unsnap.deleted"}, func(_ volume.Volume, s volume.Snapshot) enginetest.Call { return enginetest.Call{Unsnap: s.ID} }},
 	{"unsnap alone", []string{"unsnap.marked", "unsnap.deleted"}, func(_ volume.Volume, s volume.Snapshot) enginetest.Call { return enginetest.Call{Unsnap: s.ID} }},
+	{"delete without unmap", []string{"unclean.recorded"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call { return enginetest.Call{Delete: base.ID} }},
 	{"delete", []string{"delete.recorded", "delete.unexported", "delete.deleted"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call { return enginetest.Call{Delete: base.ID} }},
 }
 
@@ -167,7 +168,10 @@ func prepare(t *testing.T, r *rig, e *Engine, name, point string, work func(volu
 		create(t, e, "restored", volume.Source{Snapshot: s.ID})
 	}
 	switch name {
-	case "delete":
+	case "delete", "delete without unmap":
+		if name != "delete" {
+			r.withoutUnmap()
+		}
 		return base, work(base, s)
 	case "discard":
 		r.interrupt(e, "new", 8)
@@ -240,7 +244,7 @@ func (r *rig) check(e *Engine, name string, base volume.Volume) {
 		want["new"] = 32 * mib
 	case "expand":
 		want["base"] = 32 * mib
-	case "delete":
+	case "delete", "delete without unmap":
 		delete(want, "base")
 	case "unsnap alone":
 		delete(want, "restored")

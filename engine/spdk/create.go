@@ -55,6 +55,7 @@ type build struct {
 	from     *origin // nil: no source
 	chosen   *place  // by this call, which has found no lvol of the name; nil: by an earlier one
 	reads    map[string]read
+	tokens   map[string]string // of unclean stores, by UUID
 }
 
 // origin is the source of a new volume.
@@ -66,7 +67,7 @@ type originLvol struct {
 }
 
 func (b *build) run(ctx context.Context) (volume.Volume, error) {
-	r, found, err := b.recordNamed(ctx, b.req.Name)
+	r, found, err := b.begun(ctx)
 	if err != nil {
 		return volume.Volume{}, err
 	}
@@ -151,7 +152,7 @@ func (b *build) begin(ctx context.Context) (record, error) {
 		return record{}, err
 	}
 	r.Target, r.Store, r.StoreName, r.Size, r.FirstSize, r.Zeroed = p.target.Name, p.store.UUID, p.store.Name, size, size, zeroed
-	if err := b.put(ctx, nil, r); err != nil {
+	if err := b.putNew(ctx, p, r); err != nil {
 		return record{}, err
 	}
 	crashpoint.Hit("create.recorded")

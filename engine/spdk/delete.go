@@ -168,6 +168,11 @@ func (e *Engine) deleteLvol(ctx context.Context, t *target, store, storeName, na
 		present = &bdev
 	}
 	if err == nil {
+		if d := present.Driver.Lvol; d != nil {
+			if _, err := e.unmaps(ctx, t, d.StoreUUID, d.BaseBdev); err != nil {
+				return err
+			}
+		}
 		if err = t.Client.DeleteLvol(ctx, present.UUID); err != nil {
 			t.unswept.Store(true) // if it is deleted, a repeat does not find its snapshot
 		}
@@ -211,6 +216,9 @@ func (e *Engine) reap(ctx context.Context, t *target, bdevName string) {
 			if unused, err = e.isUnusedSource(ctx, t, bdev, name); err == nil && !unused {
 				return
 			}
+		}
+		if err == nil {
+			_, err = e.unmaps(ctx, t, bdev.Driver.Lvol.StoreUUID, bdev.Driver.Lvol.BaseBdev)
 		}
 		if err == nil {
 			err = t.Client.DeleteLvol(ctx, bdev.UUID)
@@ -274,6 +282,9 @@ func (e *Engine) sweep(ctx context.Context, t *target) error {
 		return err
 	}
 	for _, p := range places {
+		if err := e.noteStore(ctx, p); err != nil {
+			return err
+		}
 		lvols, err := t.Client.Lvols(ctx, p.store.UUID)
 		if err != nil {
 			return t.explain(err, "list the lvols of store %s", p.store.Name)

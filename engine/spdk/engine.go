@@ -30,6 +30,8 @@ type Target struct {
 	// Forget has the UUIDs of lvols that are lost for good: what they belonged to can
 	// be deleted.
 	Forget []string
+	// Cleared has the tokens of unclean stores whose free clusters were cleared since.
+	Cleared []string
 	// Topology has the segments of the nodes that reach the target; empty: all.
 	Topology map[string]string
 }

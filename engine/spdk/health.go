@@ -64,10 +64,10 @@ func (e *Engine) StorageHealth(ctx context.Context) ([]volume.Condition, error) 
 				found[volume.ReasonStoreNearlyFull] = append(found[volume.ReasonStoreNearlyFull], fmt.Sprintf("%s has %d of %d bytes free", p, s.Free(), s.Size()))
 			}
 			if n := thin[s.UUID]; n > 0 {
-				if unmaps, err := e.unmapsSoon(ctx, t, s.BaseBdev); err != nil {
+				if u, err := e.uncleanSoon(ctx, place{t, s}); err != nil {
 					found[volume.ReasonTargetUnreachable] = append(found[volume.ReasonTargetUnreachable], unreachable(t, err))
-				} else if !unmaps {
-					found[volume.ReasonOldDataVisible] = append(found[volume.ReasonOldDataVisible], fmt.Sprintf("%s: %d thin volumes or copies can show data of deleted volumes, as %s", place{t, s}, n, cannotUnmap(place{t, s})))
+				} else if u != nil {
+					found[volume.ReasonOldDataVisible] = append(found[volume.ReasonOldDataVisible], fmt.Sprintf("%s: %d thin volumes or copies can show data of deleted volumes, as %s; %s", place{t, s}, n, u.why, u.remedy))
 				}
 			}
 		}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"time"
 
@@ -16,47 +15,32 @@ import (
 )
 
 // SPDK clears clusters when they are freed, not when they are allocated. Where the
-// bdev of a store cannot unmap, and after a target that ended while it deleted an
-// lvol, free clusters have data of deleted volumes:
+// bdev of a store cannot unmap, or could not before (uncleanStores), and after a
+// target that ended while it deleted an lvol, free clusters have data of deleted
+// volumes:
 //
 //   - a thick lvol shows it at once, a thin one around each first write to a
 //     cluster, and a copy likewise in clusters that its source never had;
 //   - a copy of an lvol with all clusters shows nothing: clusters are copied whole.
 //
-// So on such a bdev a new thick volume begins as a clone of an empty snapshot: it
+// So in such a store a new thick volume begins as a clone of an empty snapshot: it
 // reads as zeros, and bdev_lvol_inflate writes zeros to each cluster that it
 // allocates, as what is beyond the end of a parent is copied as zeros. A cluster
 // that is allocated is never written: no repeat, and no other controller, can
 // erase data. Others are refused, unless a parameter accepts old data.
 
-// cannotUnmap explains the refusals.
-func cannotUnmap(p place) string {
-	return fmt.Sprintf("bdev %s of lvol store %s cannot unmap, so its free space has data of deleted volumes", p.store.BaseBdev, p)
-}
-
-const howToUnmap = "give it a bdev that can (bdev_aio_create with fallocate)"
-
-// unmaps reports whether the bdev of a store can unmap.
-func (t *target) unmaps(ctx context.Context, base string) (bool, error) {
-	bdev, err := t.Client.Bdev(ctx, base)
-	if errors.Is(err, rpc.NotFound) {
-		err = errs.Errorf(errs.Unavailable, "it has vanished, perhaps with a restart of the target: %v", err)
+// unclean uses what this call has read together with the lvols.
+func (b *build) unclean(ctx context.Context, p place) (*unclean, error) {
+	r := b.reads[p.String()]
+	unmaps := r.base.SupportedIO.Unmap
+	var err error
+	if r.baseErr != nil || r.base.Name == "" || r.base.Name != p.store.BaseBdev {
+		unmaps, err = b.Engine.unmaps(ctx, p.target, p.store.UUID, p.store.BaseBdev)
 	}
-	return bdev.SupportedIO.Unmap, t.explain(err, "read bdev %s of an lvol store", base)
-}
-
-// unmaps uses what this call has read together with the lvols.
-func (b *build) unmaps(ctx context.Context, p place) (bool, error) {
-	if r := b.reads[p.String()]; r.baseErr == nil && r.base.Name != "" && r.base.Name == p.store.BaseBdev {
-		return r.base.SupportedIO.Unmap, nil
+	if err == nil && !unmaps {
+		b.tokens[p.store.UUID], err = b.noteUnclean(ctx, p.target, p.store.UUID, true)
 	}
-	return p.target.unmaps(ctx, p.store.BaseBdev)
-}
-
-func (e *Engine) unmapsSoon(ctx context.Context, t *target, base string) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, e.answerTime)
-	defer cancel()
-	return t.unmaps(ctx, base)
+	return p.uncleanBecause(unmaps, b.tokens[p.store.UUID]), err
 }
 
 // chooseClean is choose without the places where the volume could show data of
@@ -97,27 +81,27 @@ func (b *build) checkClean(ctx context.Context, p place, size int64) (zeroed boo
 	if b.settings.oldData {
 		return false, nil
 	}
-	unmaps, err := b.unmaps(ctx, p)
-	if err != nil || unmaps {
+	u, err := b.unclean(ctx, p)
+	if err != nil || u == nil {
 		return false, err
 	}
 	if b.from != nil {
 		full, err := p.target.isFull(ctx, p.store, b.from.At.uuid, size)
 		if err == nil && !full {
 			err = errs.Errorf(errs.Precondition, "%s, and a copy of %s with %d bytes could show it: it is thin, or smaller; %s, or set %s",
-				cannotUnmap(p), b.from, size, howToUnmap, keyOldData)
+				u.why, b.from, size, u.remedy, keyOldData)
 		}
 		return false, err
 	}
 	if b.settings.thin {
-		return false, errs.Errorf(errs.Precondition, "%s, and a thin volume could show it; set %s to false, %s, or set %s", cannotUnmap(p), keyThin, howToUnmap, keyOldData)
+		return false, errs.Errorf(errs.Precondition, "%s, and a thin volume could show it; set %s to false, %s, or set %s", u.why, keyThin, u.remedy, keyOldData)
 	}
 	v, err := p.target.Client.Version(ctx)
 	if err != nil {
 		return false, p.target.explain(err, "read the version")
 	}
 	if v.Major < 24 || v.Major == 24 && v.Minor < 5 {
-		return false, errs.Errorf(errs.Precondition, "%s, and only SPDK %s and later can write zeros to a new volume, not %s; upgrade it, %s, or set %s", cannotUnmap(p), firstZeroing, v, howToUnmap, keyOldData)
+		return false, errs.Errorf(errs.Precondition, "%s, and only SPDK %s and later can write zeros to a new volume, not %s; upgrade it, %s, or set %s", u.why, firstZeroing, v, u.remedy, keyOldData)
 	}
 	return true, nil
 }
@@ -292,9 +276,9 @@ func (e *Engine) canGrow(ctx context.Context, p place, r record) error {
 	if s, err := parseSettings(r.Parameters); err != nil || s.oldData || r.Content == volume.Filesystem {
 		return err
 	}
-	unmaps, err := p.target.unmaps(ctx, p.store.BaseBdev)
-	if err == nil && !unmaps {
-		err = errs.Errorf(errs.Precondition, "%s, and the new part of block volume %s could show it; %s, or copy the data to a larger volume", cannotUnmap(p), r.id(), howToUnmap)
+	u, err := e.unclean(ctx, p)
+	if err == nil && u != nil {
+		err = errs.Errorf(errs.Precondition, "%s, and the new part of block volume %s could show it; %s, or copy the data to a larger volume", u.why, r.id(), u.remedy)
 	}
 	return err
 }
@@ -302,9 +286,13 @@ func (e *Engine) canGrow(ctx context.Context, p place, r record) error {
 // showsOldData returns the condition of a volume that can show data of deleted
 // ones.
 func (e *Engine) showsOldData(ctx context.Context, t *target, r record, bdev rpc.Bdev) ([]volume.Condition, error) {
-	if l := bdev.Driver.Lvol; l == nil || !l.Thin {
+	l := bdev.Driver.Lvol
+	if l == nil || !l.Thin {
 		return nil, nil
-	} else if unmaps, err := t.unmaps(ctx, l.BaseBdev); err != nil || unmaps {
+	}
+	named := rpc.LvolStore{UUID: r.Store, Name: r.StoreName, BaseBdev: l.BaseBdev}
+	u, err := e.unclean(ctx, place{t, named})
+	if err != nil || u == nil {
 		return nil, err
 	}
 	store, err := t.Client.LvolStore(ctx, r.Store)
@@ -316,7 +304,7 @@ func (e *Engine) showsOldData(ctx context.Context, t *target, r record, bdev rpc
 		return nil, err
 	}
 	return []volume.Condition{volume.NewCondition(volume.Degraded, volume.ReasonOldDataVisible,
-		"this thin volume can show data of deleted ones: "+cannotUnmap(place{t, store})+"; "+howToUnmap)}, nil
+		"this thin volume can show data of deleted ones: "+u.why+"; "+u.remedy)}, nil
 }
 
 // thinVolumes returns the number of thin volumes in each store, by UUID.

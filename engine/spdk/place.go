@@ -220,7 +220,7 @@ func (e *Engine) Capacity(ctx context.Context, query volume.CapacityQuery) (volu
 			continue
 		}
 		if s.thin && !s.oldData {
-			if unmaps, err := p.target.unmaps(ctx, p.store.BaseBdev); err != nil || !unmaps {
+			if u, err := e.unclean(ctx, p); err != nil || u != nil {
 				continue // new volumes are refused there
 			}
 		}

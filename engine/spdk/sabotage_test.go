@@ -24,7 +24,7 @@ func sabotages() []sabotage {
 		{
 			name: "the lvol is created before the record",
 			left: []workload.Replacement{
-				{File: "engine/spdk/create.go", Old: "b.put(ctx, nil, r)", New: "error(nil)"},
+				{File: "engine/spdk/create.go", Old: "b.putNew(ctx, p, r)", New: "error(nil)"},
 				{File: "engine/spdk/create.go", Old: "b.put(ctx, &r, done)", New: "b.put(ctx, nil, done)"},
 			},
 			kills: "restore", symptom: "already has an lvol new, which this driver has no record of",

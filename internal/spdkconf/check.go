@@ -25,8 +25,10 @@ var (
 	targetName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
 	storeName  = regexp.MustCompile(`^[!-.0-~]+$`) // printable ASCII without a slash
 	lvolUUID   = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-	labelKey   = regexp.MustCompile(`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
-	labelValue = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
+	// uncleanToken is of engine/spdk.
+	uncleanToken = regexp.MustCompile(`^unclean-[a-z2-7]{8}$`)
+	labelKey     = regexp.MustCompile(`^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
+	labelValue   = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 )
 
 // target checks an entry; at is its path in messages.
@@ -84,6 +86,12 @@ func (e entry) target(at string) (t Target, problems []strictjson.Problem) {
 			fail(fmt.Sprintf("forget[%d]", i), fmt.Errorf("%s is given twice, or is not the UUID of an lvol, such as 0c5b9f0e-8b7a-4d52-9d1e-3a1f2b3c4d5e", errs.Quote(s)))
 		}
 		t.Forget = append(t.Forget, s)
+	}
+	for i, s := range e.Cleared {
+		if !uncleanToken.MatchString(s) || slices.Contains(t.Cleared, s) {
+			fail(fmt.Sprintf("cleared[%d]", i), fmt.Errorf("%s is given twice, or is not what an error or condition names, such as unclean-abcd2345", errs.Quote(s)))
+		}
+		t.Cleared = append(t.Cleared, s)
 	}
 	fail("topology", checkTopology(e.Topology))
 	t.Topology = e.Topology

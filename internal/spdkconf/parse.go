@@ -28,6 +28,7 @@ type entry struct {
 	TLS        []string          `json:"tlsAddresses"`
 	Stores     []string          `json:"lvolStores"`
 	Forget     []string          `json:"forget"`
+	Cleared    []string          `json:"cleared"`
 	Topology   map[string]string `json:"topology"`
 	Retired    bool              `json:"retired"`
 }

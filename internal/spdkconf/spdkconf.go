@@ -29,6 +29,7 @@ type Target struct {
 
 	Stores   []string // names of lvol stores; empty: all
 	Forget   []string // UUIDs of lvols that are lost for good
+	Cleared  []string // tokens of unclean lvol stores that were cleared
 	Topology map[string]string
 	Retired  bool // gone for good; only Name matters
 }

@@ -78,6 +78,19 @@ func TestForget(t *testing.T) {
 	compareTargets(t, []Target{{Name: "a", Socket: "/s", Transport: "tcp", Addresses: addresses("192.0.2.1:4420"), Forget: []string{lost}}}, got)
 }
 
+func TestCleared(t *testing.T) {
+	entry := func(tokens string) []byte {
+		return []byte(`{"targets":[{"name":"a","rpcURL":"unix:///s","targetType":"nvme-tcp","targetAddr":"192.0.2.1","cleared":[` + tokens + `]}]}`)
+	}
+	got := testkit.Value(Parse(entry(`"unclean-abcd2345"`)))(t)
+	compareTargets(t, []Target{{Name: "a", Socket: "/s", Transport: "tcp", Addresses: addresses("192.0.2.1:4420"), Cleared: []string{"unclean-abcd2345"}}}, got)
+	for _, wrong := range []string{`"lvs0"`, `"unclean-abcd2345","unclean-abcd2345"`} {
+		if _, err := Parse(entry(wrong)); err == nil || !strings.Contains(err.Error(), "cleared[") {
+			t.Errorf("cleared %s: %v", wrong, err)
+		}
+	}
+}
+
 func TestKeysInAnyCase(t *testing.T) {
 	got := testkit.Value(Parse([]byte(`{"Nodes":[{"NAME":"a","rpcUrl":"unix:///s","TargetType":"NVMe-TCP","targetaddr":"[::ffff:192.0.2.1]"}]}`)))(t)
 	compareTargets(t, []Target{{Name: "a", Socket: "/s", Transport: "tcp", Addresses: addresses("192.0.2.1:4420")}}, got)
