@@ -220,6 +220,9 @@ func (e *Engine) reap(ctx context.Context, t *target, bdevName string) {
 		if err == nil {
 			_, err = e.unmaps(ctx, t, bdev.Driver.Lvol.StoreUUID, bdev.Driver.Lvol.BaseBdev)
 		}
+		if err == nil && slices.Contains(bdev.Driver.Lvol.Clones, zerosName) { // the zeros are written
+			err = e.releaseZeros(ctx, t, store, name)
+		}
 		if err == nil {
 			err = t.Client.DeleteLvol(ctx, bdev.UUID)
 		}

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -160,12 +162,14 @@ func (t *target) isFull(ctx context.Context, s rpc.LvolStore, name string, size 
 // zero makes a new lvol, which has no size yet, a thick one with zeros. Each step
 // follows from the state of the lvol: a repeat continues.
 func (b *build) zero(ctx context.Context, t *target, r record, bdev rpc.Bdev) (rpc.Bdev, error) {
+	ctx, cancel := context.WithTimeout(ctx, b.zeroTime)
+	defer cancel()
 	l := bdev.Driver.Lvol
 	switch {
 	case l == nil:
 		return bdev, errs.Errorf(errs.Precondition, "bdev %s is no lvol", bdev.Name)
 	case !l.Thin:
-		return b.inflate(ctx, t, r, bdev.UUID) // by an earlier call, or still in progress
+		return b.fill(ctx, t, r, bdev.UUID) // by an earlier call, or still in progress
 	case l.BaseSnapshot == r.source(): // of an earlier call
 	case bdev.Size() > 0 || l.BaseSnapshot != "":
 		return bdev, errs.Errorf(errs.Precondition, "lvol %s is not what this driver has created; delete or rename it", bdev.UUID)
@@ -189,13 +193,14 @@ func (b *build) zero(ctx context.Context, t *target, r record, bdev rpc.Bdev) (r
 // earlier calls have begun, whose creations are not complete, are inflated first: the
 // target goes on with them when such a call has ended.
 func (b *build) inflate(ctx context.Context, t *target, r record, uuid string) (rpc.Bdev, error) {
-	ctx, cancel := context.WithTimeout(ctx, b.zeroTime)
-	defer cancel()
 	unlock, err := b.locks.Lock(ctx, "inflate:"+r.Store)
 	if err != nil {
-		return rpc.Bdev{}, otherZeros(ctx)
+		return rpc.Bdev{}, otherZeros(ctx, "of this controller")
 	}
 	defer unlock()
+	if err := b.claimZeros(ctx, t, r); err != nil {
+		return rpc.Bdev{}, err
+	}
 	all, err := b.records(ctx)
 	if err != nil {
 		return rpc.Bdev{}, err
@@ -204,23 +209,89 @@ func (b *build) inflate(ctx context.Context, t *target, r record, uuid string) (
 		if other.Name == r.Name || other.Store != r.Store || !other.Zeroed || other.UUID != "" {
 			continue
 		}
-		bdev, err := t.Client.Bdev(ctx, alias(other.StoreName, lvolName(other.Name)))
-		if err == nil && bdev.Size() >= other.Size { // the step before inflation
-			_, err = b.fill(ctx, t, other, bdev.UUID)
-		}
-		switch kind := errs.KindOf(err); {
-		case ctx.Err() != nil:
-			return rpc.Bdev{}, otherZeros(ctx)
-		case err == nil, kind == errs.NotFound, kind == errs.Exhausted: // it is deleted, or stands still
-		default:
+		if err := b.fillOther(ctx, t, other); err != nil {
 			return rpc.Bdev{}, err
 		}
 	}
 	return b.fill(ctx, t, r, uuid)
 }
 
-func otherZeros(ctx context.Context) error {
-	return errs.Errorf(errs.Unavailable, "zeros are being written to another volume of the store: %w", context.Cause(ctx))
+// fillOther waits for the zeros of another volume, unless it is deleted or stands still.
+func (b *build) fillOther(ctx context.Context, t *target, other record) error {
+	bdev, err := t.Client.Bdev(ctx, alias(other.StoreName, lvolName(other.Name)))
+	if err == nil && bdev.Size() >= other.Size { // the step before inflation
+		_, err = b.fill(ctx, t, other, bdev.UUID)
+	}
+	switch kind := errs.KindOf(err); {
+	case ctx.Err() != nil:
+		return otherZeros(ctx, "of snapshot "+other.source())
+	case err == nil, kind == errs.NotFound, kind == errs.Exhausted:
+		return nil
+	}
+	return err
+}
+
+func otherZeros(ctx context.Context, which string) error {
+	return errs.Errorf(errs.Unavailable, "zeros are being written to another volume of the store, %s: %w", which, context.Cause(ctx))
+}
+
+// zerosName is the name of an lvol, without a size, that a store has while zeros are
+// written to one of its volumes. SPDK creates only one of a name, so it excludes
+// other controllers, and other releases, that use the store. It is a clone of the
+// snapshot of that volume, so it says from its beginning whose it is. reap removes it.
+const zerosName = "cleat-zeros"
+
+// claimZeros creates the lvol zerosName for a volume. If a volume with a record has it,
+// its zeros are completed first; one of another release is waited for.
+func (b *build) claimZeros(ctx context.Context, t *target, r record) error {
+	for pause := zeroPoll; ; pause = min(2*pause, maxZeroPoll) {
+		_, err := t.Client.CloneLvol(ctx, alias(r.StoreName, r.source()), zerosName)
+		if !errors.Is(err, rpc.Exists) {
+			return err
+		}
+		bdev, err := t.appearing(ctx, alias(r.StoreName, zerosName), err)
+		if err != nil && !errors.Is(err, rpc.NotFound) {
+			return err
+		}
+		var source string
+		if l := bdev.Driver.Lvol; l != nil {
+			source = l.BaseSnapshot
+		}
+		if source == r.source() {
+			return nil
+		}
+		all, err := b.records(ctx)
+		if err != nil {
+			return err
+		}
+		own := slices.IndexFunc(all, func(other record) bool { return other.Store == r.Store && other.source() == source })
+		if own >= 0 {
+			err = b.fillOther(ctx, t, all[own])
+		}
+		if err == nil && (own >= 0 || source == "") { // without a snapshot, it was left when that was removed
+			err = b.releaseZeros(ctx, t, r.StoreName, source)
+		}
+		if err != nil {
+			return err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return otherZeros(ctx, fmt.Sprintf("as its lvol %s is a clone of %s", zerosName, source))
+		}
+	}
+}
+
+// releaseZeros deletes the lvol zerosName of a store if it is a clone of a snapshot.
+func (e *Engine) releaseZeros(ctx context.Context, t *target, storeName, source string) error {
+	bdev, err := t.Client.Bdev(ctx, alias(storeName, zerosName))
+	if l := bdev.Driver.Lvol; err == nil && l != nil && l.BaseSnapshot == source {
+		err = t.Client.DeleteLvol(ctx, bdev.UUID)
+	}
+	if errors.Is(err, rpc.NotFound) {
+		return nil
+	}
+	return err
 }
 
 // fill starts bdev_lvol_inflate and waits until the lvol is thick, until ctx ends: the

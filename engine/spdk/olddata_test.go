@@ -389,6 +389,47 @@ func TestZerosAfterAnEndedCall(t *testing.T) {
 	r.wantKept(e, volumes...)
 }
 
+// Two releases use a store, whose states are their own: zeros are written to one volume
+// at a time, also when the call of the other release has ended, or its controller.
+func TestZerosOfTwoReleases(t *testing.T) {
+	r := newRig(t)
+	r.noUnmap = true
+	r.start(0)
+	e, other, ctx := r.engine(), r.engine(r.otherRelease, func(c *Config) { c.Owner = "b" }), testkit.Context(t)
+	r.targets[0].HoldInflate(3)
+	first := withParameters("v", volume.Source{}, keyThin, "false")
+	r.progress(e, first, "3145728 are done")
+	second := withParameters("w", volume.Source{}, keyThin, "false")
+	r.progress(other, second, "zeros are being written to another volume of the store")
+	created := make(chan volume.Volume, 1)
+	go func() {
+		v, err := other.Create(ctx, second)
+		if err != nil {
+			t.Errorf("w: %v", err)
+		}
+		created <- v
+	}()
+	r.targets[0].ReleaseInflate()
+	v := testkit.Value(r.engine().Create(ctx, first))(t) // another controller
+	w := testkit.Receive(t, "a volume", created)
+	r.wantKept(e, v)
+	r.wantKept(other, w)
+	testkit.Must(t, other.Delete(ctx, w.ID))
+	r.removeAll(e)
+}
+
+// An earlier release removes the snapshot of a volume with zeros, and leaves what says
+// that they are being written.
+func TestZerosClaimIsLeft(t *testing.T) {
+	r := newRig(t)
+	r.noUnmap = true
+	r.start(0)
+	e, ctx := r.engine(), testkit.Context(t)
+	testkit.Value(r.client(0).CreateLvol(ctx, rpc.LvolCreate{StoreUUID: r.store(0).UUID, Name: zerosName, Thin: true}))(t)
+	testkit.Value(e.Create(ctx, withParameters("v", volume.Source{}, keyThin, "false")))(t)
+	r.removeAll(e)
+}
+
 // SPDK shows a thick lvol before the disk has it. A volume is not complete, and its
 // snapshot stays, until then.
 func TestZerosAreOnTheDisk(t *testing.T) {
