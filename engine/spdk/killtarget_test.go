@@ -202,6 +202,10 @@ func testTargetKilled(t *testing.T, r *rig) {
 	names := r.lvols(0)
 	if unknown := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return known[name] }); len(unknown) > 0 || len(names) != len(kept)*3/2 {
 		t.Errorf("the target has %d lvols, want %d; no record has %q", len(names), len(kept)*3/2, unknown)
+		for _, name := range unknown {
+			bdev, err := r.client(0).Bdev(testkit.Context(t), alias(r.endpoints[0].store, name))
+			t.Logf("%s: %+v, %v", name, bdev.Driver.Lvol, err)
+		}
 	}
 	for _, v := range kept {
 		if conditions := testkit.Value(e.VolumeHealth(testkit.Context(t), v.ID))(t); len(conditions) > 0 {

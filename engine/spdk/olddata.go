@@ -288,10 +288,11 @@ func (e *Engine) releaseZeros(ctx context.Context, t *target, storeName, source 
 	if l := bdev.Driver.Lvol; err == nil && l != nil && l.BaseSnapshot == source {
 		err = t.Client.DeleteLvol(ctx, bdev.UUID)
 	}
-	if errors.Is(err, rpc.NotFound) {
+	if err == nil || errors.Is(err, rpc.NotFound) {
 		return nil
 	}
-	return err
+	// SPDK answers "Invalid argument" to the second of two at once.
+	return errs.Errorf(errs.Unavailable, "delete lvol %s: %v", zerosName, err)
 }
 
 // fill starts bdev_lvol_inflate and waits until the lvol is thick, until ctx ends: the

@@ -426,7 +426,11 @@ func TestZerosClaimIsLeft(t *testing.T) {
 	r.start(0)
 	e, ctx := r.engine(), testkit.Context(t)
 	testkit.Value(r.client(0).CreateLvol(ctx, rpc.LvolCreate{StoreUUID: r.store(0).UUID, Name: zerosName, Thin: true}))(t)
-	testkit.Value(e.Create(ctx, withParameters("v", volume.Source{}, keyThin, "false")))(t)
+	req := withParameters("v", volume.Source{}, keyThin, "false")
+	r.targets[0].Inject(spdktest.Fault{Method: "bdev_lvol_delete", Times: 1, Error: &spdktest.Error{Code: -32603, Message: "Invalid argument"}})
+	_, err := e.Create(ctx, req)
+	wantKind(t, err, "while another controller deletes the lvol", errs.Unavailable)
+	testkit.Value(e.Create(ctx, req))(t)
 	r.removeAll(e)
 }
 
