@@ -271,14 +271,24 @@ func (b *build) make(ctx context.Context, t *target, r record) (uuid string, err
 		}
 		return t.Client.CreateLvol(ctx, l)
 	case b.from.At.isSnapshot:
-		return t.Client.CloneLvol(ctx, b.from.At.uuid, name)
+		err = b.alone(ctx, r.Store, func() error {
+			uuid, err = t.Client.CloneLvol(ctx, b.from.At.uuid, name)
+			return err
+		})
+		return uuid, err
 	}
-	if _, err := t.Client.SnapshotLvol(ctx, b.from.At.uuid, r.source()); err != nil && !errors.Is(err, rpc.Exists) {
-		return "", err
-	}
-	crashpoint.Hit("create.frozen")
-	return t.Client.CloneLvol(ctx, alias(r.StoreName, r.source()), name)
+	err = b.alone(ctx, r.Store, func() error {
+		if _, err := t.Client.SnapshotLvol(ctx, b.from.At.uuid, r.source()); err != nil && !errors.Is(err, rpc.Exists) {
+			return err
+		}
+		crashpoint.Hit("create.frozen")
+		uuid, err = t.Client.CloneLvol(ctx, alias(r.StoreName, r.source()), name)
+		return err
+	})
+	return uuid, err
 }
+
+func second[T any](_ T, err error) error { return err }
 
 // explainMake explains NotFound of make. Unavailable: the target does not have the
 // store or the source now, or was loading them. It has errLost if the source is

@@ -173,7 +173,7 @@ func (e *Engine) deleteLvol(ctx context.Context, t *target, store, storeName, na
 				return err
 			}
 		}
-		if err = t.Client.DeleteLvol(ctx, present.UUID); err != nil {
+		if err = e.alone(ctx, store, func() error { return t.Client.DeleteLvol(ctx, present.UUID) }); err != nil {
 			t.unswept.Store(true) // if it is deleted, a repeat does not find its snapshot
 		}
 		if errors.Is(err, rpc.NotFound) { // deleted meanwhile, or not loaded yet after a restart
@@ -195,6 +195,18 @@ func (e *Engine) deleteLvol(ctx context.Context, t *target, store, storeName, na
 		e.reap(ctx, t, alias(storeName, d.BaseSnapshot))
 	}
 	return nil
+}
+
+// alone runs a request that changes the snapshots and clones of a store, while no other
+// one does. SPDK answers the second of two that concern the same blob as busy; if it
+// was to delete an lvol, the lvol is not shown any more, and is back after a restart.
+func (e *Engine) alone(ctx context.Context, store string, request func() error) error {
+	unlock, err := e.locks.Lock(ctx, "chain:"+store)
+	if err != nil {
+		return errs.Errorf(errs.Unavailable, "wait for other changes of the lvol store: %w", context.Cause(ctx))
+	}
+	defer unlock()
+	return request()
 }
 
 // reap removes a snapshot that belongs to nothing any more, if a record says so
@@ -224,7 +236,7 @@ func (e *Engine) reap(ctx context.Context, t *target, bdevName string) {
 			err = e.releaseZeros(ctx, t, store, name)
 		}
 		if err == nil {
-			err = t.Client.DeleteLvol(ctx, bdev.UUID)
+			err = e.alone(ctx, bdev.Driver.Lvol.StoreUUID, func() error { return t.Client.DeleteLvol(ctx, bdev.UUID) })
 		}
 		if err == nil && gone {
 			err = e.forgetDeleted(ctx, t, bdev.UUID)

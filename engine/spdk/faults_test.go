@@ -466,3 +466,31 @@ func TestRepeatDuringCreation(t *testing.T) {
 	}
 	r.removeAll(e)
 }
+
+// SPDK forgets, but keeps, an lvol whose deletion overlaps with that of its snapshot or
+// clone: it would be back after a restart of the target, without a record.
+func TestDeletionsAtOnce(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	snaps := []volume.Snapshot{takeSnap(t, e, "s1", v.ID), takeSnap(t, e, "s2", v.ID)}
+	r.targets[0].Forget()
+	r.targets[0].HoldDelete()
+	deleted := make(chan error, len(snaps))
+	for _, s := range snaps {
+		go func() { deleted <- e.DeleteSnapshot(ctx, s.ID) }()
+	}
+	testkit.Eventually(t, "two deletions", func() bool { return r.targets[0].Counts()["bdev_get_bdevs"] == 2*len(snaps) })
+	for range 10 { // time for the second to arrive at the target
+		r.lvols(0)
+	}
+	r.targets[0].ReleaseDelete()
+	for range snaps {
+		if err := testkit.Receive(t, "a deletion", deleted); err != nil {
+			t.Errorf("one of two deletions: %v", err)
+		}
+	}
+	r.withUnmap(true) // restarts it
+	r.removeAll(e)
+}

@@ -174,7 +174,8 @@ func (b *build) zero(ctx context.Context, t *target, r record, bdev rpc.Bdev) (r
 	case bdev.Size() > 0 || l.BaseSnapshot != "":
 		return bdev, errs.Errorf(errs.Precondition, "lvol %s is not what this driver has created; delete or rename it", bdev.UUID)
 	default:
-		if _, err := t.Client.SnapshotLvol(ctx, bdev.UUID, r.source()); err != nil {
+		err := b.alone(ctx, r.Store, func() error { return second(t.Client.SnapshotLvol(ctx, bdev.UUID, r.source())) })
+		if err != nil {
 			return bdev, err
 		}
 		crashpoint.Hit("zero.snapshot")
@@ -245,7 +246,9 @@ const zerosName = "cleat-zeros"
 // its zeros are completed first; one of another release is waited for.
 func (b *build) claimZeros(ctx context.Context, t *target, r record) error {
 	for pause := zeroPoll; ; pause = min(2*pause, maxZeroPoll) {
-		_, err := t.Client.CloneLvol(ctx, alias(r.StoreName, r.source()), zerosName)
+		err := b.alone(ctx, r.Store, func() error {
+			return second(t.Client.CloneLvol(ctx, alias(r.StoreName, r.source()), zerosName))
+		})
 		if !errors.Is(err, rpc.Exists) {
 			return err
 		}
@@ -286,12 +289,11 @@ func (b *build) claimZeros(ctx context.Context, t *target, r record) error {
 func (e *Engine) releaseZeros(ctx context.Context, t *target, storeName, source string) error {
 	bdev, err := t.Client.Bdev(ctx, alias(storeName, zerosName))
 	if l := bdev.Driver.Lvol; err == nil && l != nil && l.BaseSnapshot == source {
-		err = t.Client.DeleteLvol(ctx, bdev.UUID)
+		err = e.alone(ctx, l.StoreUUID, func() error { return t.Client.DeleteLvol(ctx, bdev.UUID) })
 	}
 	if err == nil || errors.Is(err, rpc.NotFound) {
 		return nil
 	}
-	// SPDK answers "Invalid argument" to the second of two at once.
 	return errs.Errorf(errs.Unavailable, "delete lvol %s: %v", zerosName, err)
 }
 

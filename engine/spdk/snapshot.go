@@ -82,7 +82,8 @@ func (e *Engine) takeSnapshot(ctx context.Context, r snapRecord, v record, isNew
 		bdev, err = t.Client.Bdev(ctx, name)
 	}
 	if errors.Is(err, rpc.NotFound) {
-		if _, err = t.Client.SnapshotLvol(ctx, v.UUID, r.lvol()); err == nil || errors.Is(err, rpc.Exists) {
+		err = e.alone(ctx, r.Store, func() error { return second(t.Client.SnapshotLvol(ctx, v.UUID, r.lvol())) })
+		if err == nil || errors.Is(err, rpc.Exists) {
 			bdev, err = t.appearing(ctx, name, err)
 		}
 	}

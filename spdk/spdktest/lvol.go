@@ -13,6 +13,7 @@ type lvol struct {
 	clear    string // method
 	thin     bool
 	locked   bool // being inflated
+	deleting bool
 	snapshot bool
 	readOnly bool
 	sealed   bool  // read-only when the store is opened again
@@ -98,6 +99,12 @@ func createLvol(p *Process, ctx context.Context, a args) (any, *Error) {
 // HoldCreate keeps new lvols, also snapshots and clones, from being shown until
 // ReleaseCreate. Their names are used.
 func (p *Process) HoldCreate() { p.network.change(func() { p.creating = true }) }
+
+// HoldDelete keeps bdev_lvol_delete from deleting until ReleaseDelete.
+func (p *Process) HoldDelete() { p.network.change(func() { p.deletesHeld = true }) }
+
+// ReleaseDelete continues what is held.
+func (p *Process) ReleaseDelete() { p.network.change(func() { p.deletesHeld = false }) }
 
 // ReleaseCreate continues what is held.
 func (p *Process) ReleaseCreate() { p.network.change(func() { p.creating = false }) }
@@ -217,7 +224,7 @@ func resize(p *Process, _ context.Context, a args) (any, *Error) {
 }
 
 // deleteLvol merges a snapshot into its only clone.
-func deleteLvol(p *Process, _ context.Context, a args) (any, *Error) {
+func deleteLvol(p *Process, ctx context.Context, a args) (any, *Error) {
 	l := p.lvol(a.text("name"))
 	if l == nil && p.isLoading(a.text("name")) {
 		return nil, errno(ePERM)
@@ -231,6 +238,18 @@ func deleteLvol(p *Process, _ context.Context, a args) (any, *Error) {
 		return nil, textError(internalError, ePERM)
 	case l.locked, len(clones) == 1 && l.store.lvol(clones[0]).locked:
 		return nil, textError(internalError, eBUSY)
+	case slices.ContainsFunc(l.store.lvols, func(other *lvol) bool { return other.deleting && (other == l.parent || other.parent == l) }):
+		p.remove(p.bdev(l.uuid)) // as measured, until the store is opened again
+		return nil, textError(internalError, eBUSY)
+	}
+	l.deleting = true
+	defer func() { l.deleting = false }()
+	for p.deletesHeld {
+		if !p.network.wait(ctx, forEver) {
+			return nil, textError(internalError, eIO)
+		}
+	}
+	switch {
 	case len(clones) == 1:
 		heir := l.store.lvol(clones[0])
 		heir.parent = l.parent

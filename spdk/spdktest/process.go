@@ -98,6 +98,8 @@ type Process struct {
 	// inflated: HoldInflate is in effect, up to this number of clusters.
 	inflated *uint64
 	creating bool // HoldCreate is in effect
+	// deletesHeld: HoldDelete is in effect.
+	deletesHeld bool
 	state
 }
 
