@@ -111,6 +111,9 @@ func (e *Engine) finishDelete(ctx context.Context, r record, present *rpc.Bdev) 
 		return err
 	}
 	if r.UUID == "" {
+		if err := e.endZeros(ctx, t, r); err != nil {
+			return t.explain(err, "remove an interrupted creation of volume %s", errs.Quote(r.Name))
+		}
 		if err := e.deleteLvol(ctx, t, r.Store, r.StoreName, alias(r.StoreName, lvolName(r.Name)), nil); err != nil {
 			return t.explain(err, "remove the lvol of an interrupted creation of volume %s", errs.Quote(r.Name))
 		}
@@ -344,8 +347,7 @@ func (e *Engine) sweepSnapshots(ctx context.Context, p place, lvols []rpc.Lvol, 
 	var unknown []string
 	for _, l := range lvols {
 		isGone := slices.ContainsFunc(gone, func(r snapRecord) bool { return r.Target == p.target.Name && r.UUID == l.UUID })
-		switch {
-		case !l.Snapshot:
+		switch { // after a restart, SPDK shows a snapshot without clones as none
 		case isGone || named[l.Name]:
 			e.reap(ctx, p.target, l.UUID)
 		case isSource(l.Name):

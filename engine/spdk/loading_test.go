@@ -320,3 +320,23 @@ func TestRestartDuringSweep(t *testing.T) {
 	testkit.Must(t, e.Delete(ctx, copied.ID), e.Delete(ctx, v.ID))
 	r.removeAll(e)
 }
+
+// The target ends after it has deleted the last clone of a deleted snapshot: it shows
+// the snapshot as none then, which is removed nevertheless.
+func TestSweepOfSnapshotWithoutClones(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	s := takeSnap(t, e, "s", v.ID)
+	copied := create(t, e, "copy", volume.Source{Snapshot: s.ID})
+	testkit.Must(t, e.DeleteSnapshot(ctx, s.ID)) // it has two clones
+	for _, lvol := range []volume.Volume{copied, v} {
+		_, uuid, _ := parseID(string(lvol.ID))
+		testkit.Must(t, r.client(0).DeleteLvol(ctx, uuid))
+	}
+	r.withUnmap(true) // restarts it
+	own := r.engine(func(c *Config) { c.Targets[0].Forget = []string{r.uuid(v), r.uuid(copied)} })
+	testkit.Must(t, own.Delete(ctx, v.ID), own.Delete(ctx, copied.ID))
+	r.removeAll(own)
+}

@@ -207,7 +207,7 @@ func (b *build) inflate(ctx context.Context, t *target, r record, uuid string) (
 		return rpc.Bdev{}, err
 	}
 	for _, other := range all {
-		if other.Name == r.Name || other.Store != r.Store || !other.Zeroed || other.UUID != "" {
+		if other.Name == r.Name || other.Store != r.Store || !other.isZeroing() {
 			continue
 		}
 		if err := b.fillOther(ctx, t, other); err != nil {
@@ -268,10 +268,11 @@ func (b *build) claimZeros(ctx context.Context, t *target, r record) error {
 			return err
 		}
 		own := slices.IndexFunc(all, func(other record) bool { return other.Store == r.Store && other.source() == source })
-		if own >= 0 {
+		if own >= 0 && all[own].isZeroing() {
 			err = b.fillOther(ctx, t, all[own])
 		}
-		if err == nil && (own >= 0 || source == "") { // without a snapshot, it was left when that was removed
+		// Without a snapshot, it was left when that was removed.
+		if done := source == "" || own >= 0 && !all[own].Deleting; err == nil && done {
 			err = b.releaseZeros(ctx, t, r.StoreName, source)
 		}
 		if err != nil {
@@ -283,6 +284,26 @@ func (b *build) claimZeros(ctx context.Context, t *target, r record) error {
 			return otherZeros(ctx, fmt.Sprintf("as its lvol %s is a clone of %s", zerosName, source))
 		}
 	}
+}
+
+// isZeroing reports whether zeros are, or will be, written to the volume. One that is
+// complete or being deleted is left alone: SPDK loses an lvol that it opens to inflate
+// it when it is deleted.
+func (r record) isZeroing() bool { return r.Zeroed && r.UUID == "" && !r.Deleting }
+
+// endZeros waits until an interrupted creation gets no zeros any more.
+func (e *Engine) endZeros(ctx context.Context, t *target, r record) error {
+	claim, err := t.Client.Bdev(ctx, alias(r.StoreName, zerosName))
+	if l := claim.Driver.Lvol; errors.Is(err, rpc.NotFound) || err == nil && (l == nil || l.BaseSnapshot != r.source()) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, e.zeroTime)
+	defer cancel()
+	b := &build{Engine: e}
+	return b.fillOther(ctx, t, r)
 }
 
 // releaseZeros deletes the lvol zerosName of a store if it is a clone of a snapshot.

@@ -14,7 +14,7 @@ type lvol struct {
 	thin     bool
 	locked   bool // being inflated
 	deleting bool
-	snapshot bool
+	snapshot bool // when the store is opened, without clones it is none
 	readOnly bool
 	sealed   bool  // read-only when the store is opened again
 	lost     bool  // not opened with the store
@@ -236,9 +236,9 @@ func deleteLvol(p *Process, ctx context.Context, a args) (any, *Error) {
 	switch {
 	case len(clones) > 1:
 		return nil, textError(internalError, ePERM)
-	case l.locked, len(clones) == 1 && l.store.lvol(clones[0]).locked:
+	case len(clones) == 1 && l.store.lvol(clones[0]).locked:
 		return nil, textError(internalError, eBUSY)
-	case slices.ContainsFunc(l.store.lvols, func(other *lvol) bool { return other.deleting && (other == l.parent || other.parent == l) }):
+	case l.locked, slices.ContainsFunc(l.store.lvols, func(other *lvol) bool { return other.deleting && (other == l.parent || other.parent == l) }):
 		p.remove(p.bdev(l.uuid)) // as measured, until the store is opened again
 		return nil, textError(internalError, eBUSY)
 	}

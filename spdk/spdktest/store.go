@@ -100,6 +100,7 @@ func (p *Process) openStore(s *lvstore, b *bdev) {
 // offerAll shows the lvols of a store, except those that are lost.
 func (p *Process) offerAll(s *lvstore) {
 	for _, l := range s.lvols {
+		l.snapshot = len(l.clones()) > 0
 		if !l.lost {
 			p.offer(l)
 		}
