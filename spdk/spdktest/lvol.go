@@ -14,7 +14,7 @@ type lvol struct {
 	thin     bool
 	locked   bool // being inflated
 	deleting bool
-	snapshot bool // when the store is opened, without clones it is none
+	snapshot bool // false without clones when the store is opened
 	readOnly bool
 	sealed   bool  // read-only when the store is opened again
 	lost     bool  // not opened with the store
