@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strconv"
 	"time"
@@ -281,7 +280,7 @@ func (b *build) claimZeros(ctx context.Context, t *target, r record) error {
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return otherZeros(ctx, fmt.Sprintf("as its lvol %s is a clone of %s", zerosName, source))
+			return otherZeros(ctx, "as its lvol cleat-zeros is a clone of "+source)
 		}
 	}
 }
