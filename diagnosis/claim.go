@@ -129,7 +129,7 @@ func (e *Explainer) deletedClaim(ctx context.Context, object string, claim *core
 // boundClaim explains a growth or a change of attributes that is not complete.
 func (e *Explainer) boundClaim(ctx context.Context, object string, claim *corev1.PersistentVolumeClaim) Answer {
 	for _, c := range claim.Status.Conditions {
-		if c.Status != corev1.ConditionTrue {
+		if c.Status != corev1.ConditionTrue || !isOfChange(c.Type) {
 			continue
 		}
 		a := newAnswer(object, "It is bound, and a change of its volume is not complete.")
@@ -148,6 +148,17 @@ func (e *Explainer) boundClaim(ctx context.Context, object string, claim *corev1
 		return a
 	}
 	return done(object, "It is bound to volume %s.", claim.Spec.VolumeName)
+}
+
+// isOfChange reports whether a claim's condition is about a growth or a change of
+// attributes. From 1.37 on each claim has others.
+func isOfChange(t corev1.PersistentVolumeClaimConditionType) bool {
+	switch t {
+	case corev1.PersistentVolumeClaimResizing, corev1.PersistentVolumeClaimFileSystemResizePending, corev1.PersistentVolumeClaimControllerResizeError,
+		corev1.PersistentVolumeClaimNodeResizeError, corev1.PersistentVolumeClaimVolumeModifyingVolume, corev1.PersistentVolumeClaimVolumeModifyVolumeError:
+		return true
+	}
+	return false
 }
 
 // changeFailed returns the newest failure of a growth or a change of attributes:
