@@ -26,7 +26,7 @@ func reasons() []Reason {
 		{`^No SSH Key for provider local`, "[Disruptive]: it stops the kubelet through SSH to the node. `test/kubernetes` restarts, stops and reboots under volumes in use itself"},
 		{`VolumeAttributesClass|volume modify stress test options`, "VolumeAttributesClass needs one controller for the cluster: `csi.mode: controller`"},
 		{`group snapshot`, "group snapshots need one snapshotter for the cluster: `csi.mode: controller`"},
-		{`does not support snapshot metadata`, "the sidecar for it is not part of the chart"},
+		{`does not support snapshot metadata`, "the suite runs without its sidecar, external-snapshot-metadata, an option of the chart for `controller`"},
 		{`does not support SELinuxMount`, "the suite's nodes have no SELinux"},
 		{`supports VolumeMountGroup, which is incompatible`, "the driver gives the files to the group itself; the spec wants to see the kubelet do it"},
 		{`^VolumeBindingMode immediate is not compatible|^Multiple generic ephemeral volumes with immediate binding`, "immediate binding does not go with topology, which the driver has"},
