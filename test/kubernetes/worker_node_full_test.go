@@ -7,7 +7,7 @@ import (
 // fullPool fills the added node's pool by writing to a thin volume. The writer
 // gets an error, other volumes on the node stay readable, new volumes are placed
 // on the other node, and after the deletion of the large volume the node's other
-// volumes can be written again.
+// volumes can be written by new pods.
 func (s *twoNodes) fullPool() {
 	here := on(s.added.Name)
 	s.claim("neighbour", claim{class: "pair-ext4", size: "64Mi"})
@@ -33,6 +33,9 @@ func (s *twoNodes) fullPool() {
 	s.drop("large")
 	s.dropClaim("large")
 	s.awaitDeleted(s.fileOn(s.added.Name, fileOf(volume)))
+	// Its file system is read-only if it wrote its journal to the full pool.
+	s.drop("neighbour")
+	s.run("neighbour", pod{mounts: map[string]string{"/data": "neighbour"}, change: here})
 	s.exec("neighbour", "dd if=/dev/zero of=/data/b bs=1M count=16 conv=fsync 2>/dev/null")
 	s.reads("neighbour", "cat /data/a", "kept")
 	for _, name := range []string{"neighbour", "elsewhere"} {
