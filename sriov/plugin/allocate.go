@@ -180,6 +180,7 @@ func (e *endpoint) withAdmission(ids []string, work func(o *offer) error) error 
 	var o *offer
 	var err error = errStopped
 	p.step(func(now time.Time) {
+		e.checkCall()
 		call, err = p.gate.Begin(now, e.name, ids)
 		o = p.offer(e.name)
 	})

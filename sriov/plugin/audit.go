@@ -13,13 +13,14 @@ const maxAuditPause = 30 * time.Second
 // audits compares PodResources with the lists sent. After another plugin
 // registered for the resource and ended, the kubelet keeps this plugin's
 // connection but ignores its stream, and the resource stays at zero. A stream
-// without effect in two audits is ended, to register again.
+// without effect in two audits is ended, to register again. From Kubernetes 1.37
+// on, the resource stays at the other plugin's devices instead: see checkCall.
 type audits struct {
 	due     time.Time
 	status  *gate.Status            // at the query
 	streams map[string]*gate.Stream // by resource, at the query
 	ignored map[string]*gate.Stream // without effect at the last audit
-	foreign map[string]bool         // resources with only another plugin's devices
+	foreign map[string]*gate.Stream // at the last audit, of resources with only another plugin's devices
 }
 
 func (p *Plugin) startAudit(now time.Time) {
@@ -62,7 +63,7 @@ func (p *Plugin) audit(now time.Time, pods podsAnswer) {
 		}
 		err := p.checkForeign(name, pods.offered[name])
 		if err != nil {
-			a.foreign[name] = true
+			a.foreign[name] = a.streams[name]
 		} else {
 			delete(a.foreign, name)
 		}
@@ -83,6 +84,17 @@ func (p *Plugin) audit(now time.Time, pods podsAnswer) {
 func offeredThroughout(before, after gate.Report) bool {
 	offered := func(r gate.Report) bool { return r.Phase == gate.Offered && r.Streaming && r.Offered > 0 }
 	return offered(before) && offered(after) && before.Openings == after.Openings
+}
+
+// checkCall ends the stream if the kubelet has only another plugin's devices, and
+// calls this plugin to allocate them: the other one has ended. Before such a call
+// nothing shows it, and kubelets before 1.37 end the connection of the newer plugin
+// with this one's. It is called in a step.
+func (e *endpoint) checkCall() {
+	if s := e.plugin.audits.foreign[e.name]; s != nil && s == e.stream && s != e.ignored {
+		e.logger.Warn("kubelet allocates devices of another plugin that has ended, registering again")
+		e.ignored = s
+	}
 }
 
 // checkForeign fails if all the kubelet's devices of a resource are another

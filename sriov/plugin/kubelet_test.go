@@ -66,6 +66,44 @@ func TestReportsDevicesOfAnotherPlugin(t *testing.T) {
 	r.wrong("")
 }
 
+// newer has the devices of a plugin that registered later, if there is one, as
+// kubelets do from 1.37 on until its end or this plugin's next list.
+type newer struct {
+	*pods
+	devices atomic.Pointer[[]string]
+}
+
+func (n *newer) Offered(ctx context.Context) (map[string][]string, error) {
+	if d := n.devices.Load(); d != nil {
+		n.pods.asked.Add(1)
+		return map[string][]string{resource: *d}, nil
+	}
+	return n.pods.Offered(ctx)
+}
+
+// The plugin registers again when a call shows that the other plugin has ended,
+// and not before.
+func TestRegistersAgainAfterAnotherPlugin(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 2)
+	n := &newer{pods: r.pods}
+	r.config.Pods, r.config.Interval = n, 200*time.Millisecond
+	r.start()
+	r.awaitOffered(2)
+	n.devices.Store(&[]string{"a", "b"})
+	r.wrong("another device plugin has registered for it")
+	asked := r.pods.asked.Load()
+	testkit.Eventually(t, "some audits", func() bool { return r.pods.asked.Load() >= asked+3 })
+	r.registered(1)
+	if _, err := r.kubelet.AllocateAny(t.Context(), resource, "a"); err == nil {
+		t.Error("no error for a device of the other plugin")
+	}
+	r.await("it is registered again", func() bool { return r.kubelet.Registrations(resource) == 2 })
+	n.devices.Store(nil)
+	r.awaitOffered(2)
+	r.wrong("")
+}
+
 func TestSecondPluginEnds(t *testing.T) {
 	t.Parallel()
 	first := newRig(t, 2)

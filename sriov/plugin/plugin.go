@@ -127,7 +127,7 @@ func New(c Config) (*Plugin, error) {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	p := &Plugin{
-		cfg: c, logger: c.Logger, endpoints: map[string]*endpoint{}, scans: scans{running: true}, audits: audits{foreign: map[string]bool{}},
+		cfg: c, logger: c.Logger, endpoints: map[string]*endpoint{}, scans: scans{running: true}, audits: audits{foreign: map[string]*gate.Stream{}},
 		settings: inventory.AllocateSettings{CDI: c.CDI, Exists: inventory.DeviceNodes{Sysfs: c.Discovery.Sysfs, Dev: c.Discovery.Dev}.Exists},
 	}
 	p.gate = gate.New(gate.Config{Controlled: c.Controlled, WithdrawTimeout: c.Bound}, driver{p})
