@@ -25,7 +25,6 @@ type endpoint struct {
 	v1beta1.UnsafeDevicePluginServer // allocate.go has all methods
 
 	name    string
-	path    string
 	plugin  *Plugin
 	logger  *slog.Logger
 	notices problems // for logging
@@ -35,6 +34,8 @@ type endpoint struct {
 	work   sync.WaitGroup
 
 	mu       sync.Mutex
+	path     string
+	moves    int
 	server   *server.GRPC // nil: never served
 	listener *unixsock.Listener
 	closed   bool
@@ -52,13 +53,16 @@ type endpoint struct {
 func SocketName(resource string) string { return strings.ReplaceAll(resource, "/", "_") + ".sock" }
 
 func newEndpoint(p *Plugin, name string) *endpoint {
-	socket := SocketName(name)
-	if p.cfg.Hidden {
-		socket = "." + socket
-	}
-	e := &endpoint{name: name, path: filepath.Join(p.cfg.EndpointDir, socket), plugin: p, logger: p.logger.With("resource", name)}
+	e := &endpoint{name: name, path: socketPath(p.cfg, SocketName(name)), plugin: p, logger: p.logger.With("resource", name)}
 	e.ctx, e.cancel = context.WithCancel(p.ctx)
 	return e
+}
+
+func socketPath(c Config, name string) string {
+	if c.Hidden {
+		name = "." + name
+	}
+	return filepath.Join(c.EndpointDir, name)
 }
 
 // isPeriodic: too frequent for the log.
@@ -77,11 +81,16 @@ func code(err error) codes.Code {
 	return codes.FailedPrecondition
 }
 
-// ensure makes sure that the socket is served. A starting kubelet removes every
-// socket; open connections survive.
-func (e *endpoint) ensure(ctx context.Context) error {
+// ensure makes sure that the socket is served, and returns its path. A starting
+// kubelet removes every socket; open connections survive.
+func (e *endpoint) ensure(ctx context.Context) (path string, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	return e.path, e.serve(ctx)
+}
+
+// serve is called with the lock.
+func (e *endpoint) serve(ctx context.Context) error {
 	if e.closed {
 		return errors.New("the plugin is shutting down")
 	}
@@ -114,12 +123,32 @@ func (e *endpoint) ensure(ctx context.Context) error {
 		err = e.listener.Close()
 	}
 	e.listener = l
+	path := e.path
 	e.serving.Go(func() {
 		if err := e.server.Serve(context.WithoutCancel(ctx), l); err != nil && !errors.Is(err, net.ErrClosed) {
-			e.logger.Error("serving device plugin socket failed", "socket", e.path, "err", err)
+			e.logger.Error("serving device plugin socket failed", "socket", path, "err", err)
 		}
 	})
 	return err
+}
+
+// alreadyConnected is in the refusal of a kubelet, from 1.37 on, that still has a
+// connection at this socket's path. If it was a plugin's that has ended since, the
+// kubelet keeps it and refuses the path until the kubelet restarts.
+const alreadyConnected = "device plugin already connected"
+
+// move changes the socket's name for the next registration.
+func (e *endpoint) move() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed || e.listener == nil {
+		return
+	}
+	if err := e.listener.Close(); err != nil {
+		e.logger.Warn("cannot remove device plugin socket", "socket", e.path, "err", err)
+	}
+	e.moves++
+	e.listener, e.path = nil, socketPath(e.plugin.cfg, SocketName(fmt.Sprintf("%s.%d", e.name, e.moves)))
 }
 
 // Calls in flight continue.
@@ -144,7 +173,7 @@ func (e *endpoint) drain() {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 	defer cancel()
 	if err := e.server.Drain(ctx); err != nil {
-		e.logger.Warn("canceled kubelet calls in flight", "socket", e.path, "err", err)
+		e.logger.Warn("canceled kubelet calls in flight", "err", err)
 	}
 	e.serving.Wait()
 }
@@ -152,10 +181,13 @@ func (e *endpoint) drain() {
 // register drops the result if a newer attempt has started.
 func (e *endpoint) register(attempt int) {
 	p := e.plugin
-	err := e.ensure(e.ctx)
+	path, err := e.ensure(e.ctx)
 	served := err == nil
 	if served {
-		err = p.cfg.Registrar.Register(e.ctx, Registration{Resource: e.name, Endpoint: e.path, Options: options()})
+		err = p.cfg.Registrar.Register(e.ctx, Registration{Resource: e.name, Endpoint: path, Options: options()})
+	}
+	if err != nil && strings.Contains(err.Error(), alreadyConnected) {
+		e.move()
 	}
 	p.step(func(now time.Time) {
 		if e.attempt != attempt {
@@ -169,7 +201,7 @@ func (e *endpoint) register(attempt int) {
 		changed := e.notices.set("registration", err)
 		switch {
 		case err == nil:
-			e.logger.Info("registered with the kubelet", "socket", e.path)
+			e.logger.Info("registered with the kubelet", "socket", path)
 		case changed && e.ctx.Err() == nil:
 			e.logger.Warn("registration with the kubelet failed, will retry", "err", err)
 		}

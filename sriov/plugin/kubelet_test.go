@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -102,6 +104,23 @@ func TestRegistersAgainAfterAnotherPlugin(t *testing.T) {
 	n.devices.Store(nil)
 	r.awaitOffered(2)
 	r.wrong("")
+}
+
+func TestMovesFromASocketWithAConnection(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 2)
+	kubelet, socket := r.config.Registrar, filepath.Join(r.config.EndpointDir, plugin.SocketName(resource))
+	r.config.Registrar = &registry{register: func(ctx context.Context, g plugin.Registration) error {
+		if g.Endpoint == socket {
+			return fmt.Errorf("device plugin already connected: %s", g.Endpoint)
+		}
+		return kubelet.Register(ctx, g)
+	}}
+	r.start()
+	r.awaitOffered(2)
+	if _, err := os.Lstat(socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the first socket is left: %v", err)
+	}
 }
 
 func TestSecondPluginEnds(t *testing.T) {
