@@ -360,7 +360,7 @@ var repeated = regexp.MustCompile(`error syncing volume .* persistentvolumes .* 
 // early matches the kubelet's warning about a pod that the API server's node
 // authorizer does not know yet, or a first read that takes longer than its
 // timeout of one second. The kubelet retries.
-var early = regexp.MustCompile(`is forbidden: User "system:node:.*": no relationship found between node '.*' and this object|failed to sync (configmap|secret) cache: timed out waiting for the condition`)
+var early = regexp.MustCompile(`is forbidden: User "system:node:.*": (node: )?no relationship found between node '.*' and this object|failed to sync (configmap|secret) cache: timed out waiting for the condition`)
 
 // checkNoComplaints fails for each warning event of the claims and their
 // volumes, and each error in the logs of the release's containers.
