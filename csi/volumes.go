@@ -128,7 +128,7 @@ func (s *Controller) announcesModify() bool {
 
 // reschedule turns NotFound into Exhausted if the source can be in another
 // node's pool: with one driver per node, external-provisioner returns a claim
-// to the scheduler only for RESOURCE_EXHAUSTED (v6.3.0,
+// to the scheduler only for RESOURCE_EXHAUSTED (v6.4.0,
 // pkg/controller/controller.go), and otherwise keeps it on this node for ever.
 func (s *Controller) reschedule(source volume.Source, err error) error {
 	what, id := "snapshot", string(source.Snapshot)

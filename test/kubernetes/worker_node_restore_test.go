@@ -9,8 +9,8 @@ import (
 
 // restores creates claims from a snapshot and from a claim, with pods that the
 // scheduler prefers to place on the wrong node, or on the one with the most free
-// capacity (Kubernetes 1.37; the cluster has the same gate on). All run on the
-// source's node, without a node selector.
+// capacity (from Kubernetes 1.37 on). All run on the source's node, without a
+// node selector.
 func (s *twoNodes) restores() {
 	s.claim("source", claim{class: "pair-ext4", size: "32Mi"})
 	s.run("source", pod{mounts: map[string]string{"/data": "source"}, change: on(testCluster.Node)})

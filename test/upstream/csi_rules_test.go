@@ -18,7 +18,7 @@ func TestVersionRulesMatchKubelet(t *testing.T) {
 	ours := csi.New(csi.Options{})
 	compare := func(t rapid.TB, versions []string) {
 		p := watch.Plugin{Type: csi.Type, Name: "versions.csi.cleat.dev", Endpoint: "/run/csi.sock", Versions: versions}
-		theirs := csiplugin.PluginHandler.ValidatePlugin(p.Name, p.Endpoint, versions)
+		theirs := csiplugin.PluginHandler.ValidatePlugin(context.Background(), p.Name, p.Endpoint, versions)
 		if got := ours.Validate(context.Background(), p); text(got) != text(theirs) {
 			t.Errorf("%q: here %q, kubelet %q", versions, text(got), text(theirs))
 		}
@@ -45,18 +45,18 @@ func TestNameRulesMatchKubelet(t *testing.T) {
 		if err := ours.Register(t.Context(), p); err != nil {
 			t.Fatal(err)
 		}
-		if err := csiplugin.PluginHandler.RegisterPlugin(p.Name, p.Endpoint, p.Versions, nil); err != nil {
+		if err := csiplugin.PluginHandler.RegisterPlugin(t.Context(), p.Name, p.Endpoint, p.Versions, nil); err != nil {
 			t.Fatal(err)
 		}
 		p.Endpoint = "/run/other.sock"
 		for _, versions := range [][]string{{"1.0.0"}, {"1.0.1"}, {"1.2.2", "v1.2.3"}, {"1.2.4"}, {"1.13"}, {"v1.13.0", "1.14.0-rc.1"}, {"2.0.0"}, {"0.9.0"}} {
 			p.Versions = versions
-			theirs := csiplugin.PluginHandler.ValidatePlugin(p.Name, p.Endpoint, versions)
+			theirs := csiplugin.PluginHandler.ValidatePlugin(t.Context(), p.Name, p.Endpoint, versions)
 			if got := ours.Validate(t.Context(), p); text(got) != text(theirs) {
 				t.Errorf("%s held, %q: here %q, kubelet %q", held, versions, text(got), text(theirs))
 			}
 		}
-		csiplugin.PluginHandler.DeRegisterPlugin(p.Name, p.Endpoint)
+		csiplugin.PluginHandler.DeRegisterPlugin(t.Context(), p.Name, p.Endpoint)
 	}
 }
 

@@ -267,7 +267,7 @@ func startRegistrar(t *testing.T, c register.Config) *register.Registrar {
 // csi returns the configuration of a registrar. The driver is removed from the
 // kubelet's CSI plugin when the test ends.
 func (n *node) csi(t *testing.T, name, endpoint string) register.Config {
-	t.Cleanup(func() { csiplugin.PluginHandler.DeRegisterPlugin(name, endpoint) })
+	t.Cleanup(func() { csiplugin.PluginHandler.DeRegisterPlugin(context.Background(), name, endpoint) })
 	return register.Config{Dir: n.registry, Every: 100 * time.Millisecond,
 		Plugin: register.Plugin{Type: register.CSI, Name: name, Endpoint: endpoint, Versions: []string{"1.0.0"}}}
 }

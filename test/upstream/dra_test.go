@@ -191,16 +191,16 @@ func TestRegistrarOfDRADrivers(t *testing.T) {
 // kubeletHandler runs a kubelet's handler in our host.
 type kubeletHandler struct{ cache.PluginHandler }
 
-func (h kubeletHandler) Validate(_ context.Context, p watch.Plugin) error {
-	return h.ValidatePlugin(p.Name, p.Endpoint, p.Versions)
+func (h kubeletHandler) Validate(ctx context.Context, p watch.Plugin) error {
+	return h.ValidatePlugin(ctx, p.Name, p.Endpoint, p.Versions)
 }
 
-func (h kubeletHandler) Register(_ context.Context, p watch.Plugin) error {
-	return h.RegisterPlugin(p.Name, p.Endpoint, p.Versions, nil)
+func (h kubeletHandler) Register(ctx context.Context, p watch.Plugin) error {
+	return h.RegisterPlugin(ctx, p.Name, p.Endpoint, p.Versions, nil)
 }
 
-func (h kubeletHandler) DeRegister(_ context.Context, p watch.Plugin) error {
-	h.DeRegisterPlugin(p.Name, p.Endpoint)
+func (h kubeletHandler) DeRegister(ctx context.Context, p watch.Plugin) error {
+	h.DeRegisterPlugin(ctx, p.Name, p.Endpoint)
 	return nil
 }
 

@@ -9,7 +9,7 @@ import (
 // differs.
 func Differences(cases []Case) string {
 	var b strings.Builder
-	b.WriteString("| case | here | kubelet 1.36 | why |\n|---|---|---|---|\n")
+	b.WriteString("| case | here | kubelet 1.37 | why |\n|---|---|---|---|\n")
 	for _, c := range cases {
 		if c.Kubelet != "" {
 			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", c.Name, cell(c.Want), cell(c.Kubelet), cell(c.Why))

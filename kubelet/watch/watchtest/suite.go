@@ -37,7 +37,7 @@ type Case struct {
 	Group, Name string
 	// Run returns the outcome, usually Stage.Handled or Stage.Calls.
 	Run func(s *Stage) string
-	// The required outcome. Kubelet, if set, is that of kubelet 1.36, and Why
+	// The required outcome. Kubelet, if set, is that of kubelet 1.37, and Why
 	// the reason for the difference.
 	Want, Kubelet, Why string
 	// No other case can run at the same time.

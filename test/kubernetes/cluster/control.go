@@ -48,8 +48,7 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 	}
 	conf = c.keys.path("scheduler.conf")
 	_, err = c.Start("scheduler", c.Programs.Path("kube-scheduler"), nil,
-		"--kubeconfig="+conf, "--authentication-kubeconfig="+conf, "--authorization-kubeconfig="+conf, "--bind-address=127.0.0.1", "--leader-elect=false",
-		"--feature-gates=StorageCapacityScoring=true") // on by default from 1.37 on
+		"--kubeconfig="+conf, "--authentication-kubeconfig="+conf, "--authorization-kubeconfig="+conf, "--bind-address=127.0.0.1", "--leader-elect=false")
 	return err
 }
 

@@ -78,11 +78,11 @@ func (d Definition) LeftOut(s Spec) string {
 	}{
 		{"local", regexp.MustCompile(`^\[Testpattern: Pre-provisioned Snapshot .*\(persistent\)$`),
 			"with a snapshotter on each node (`--node-deployment`) who makes a VolumeSnapshotContent by hand has to label it `snapshot.storage.kubernetes.io/managed-by: <node>`, by which each snapshotter chooses its own " +
-				"(external-snapshotter v8.6.0, cmd/csi-snapshotter/main.go:161; the snapshot-controller labels only what it makes itself, pkg/common-controller/snapshot_controller.go:762); the suite does not"},
+				"(external-snapshotter v8.7.0, cmd/csi-snapshotter/main.go:162; the snapshot-controller labels only what it makes itself, pkg/common-controller/snapshot_controller.go:769); the suite does not"},
 		{"single", regexp.MustCompile(`volume-modify-stress .* multiple pods should modify volumes`),
-			"the suite never creates the pods that it makes (Kubernetes v1.36.3, test/e2e/storage/testsuites/volume_modify_stress.go:143-165), so claims of a class that waits for its first consumer are never bound"},
+			"the suite never creates the pods that it makes (Kubernetes v1.37.2, test/e2e/storage/testsuites/volume_modify_stress.go:145-166), so claims of a class that waits for its first consumer are never bound"},
 		{"single", regexp.MustCompile(`\] VolumeGroupSnapshottable `),
-			"its claims are of 1 MiB whatever the driver says its least size is (Kubernetes v1.36.3, test/e2e/storage/testsuites/volume_group_snapshottable.go:195 and 306), a file system of ours has more, and external-provisioner restores no snapshot into a claim that is smaller than it; `test/kubernetes` restores group snapshots itself"},
+			"its claims are of 1 MiB whatever the driver says its least size is (Kubernetes v1.37.2, test/e2e/storage/testsuites/volume_group_snapshottable.go:195 and 305), a file system of ours has more, and external-provisioner restores no snapshot into a claim that is smaller than it; `test/kubernetes` restores group snapshots itself"},
 		{"", regexp.MustCompile(`^\[Testpattern: Dynamic PV \(default fs\)\] provisioning should provision storage with any volume data source`),
 			"it runs images of two more programs, hello-populator and volume-data-source-validator, which are not built here; of the driver it wants a volume as any other"},
 	} {

@@ -34,14 +34,13 @@ func Silence() {
 // Manager is the kubelet's plugin manager, run as in the kubelet.
 type Manager struct {
 	manager pluginmanager.PluginManager
-	stop    chan struct{}
+	stop    context.CancelFunc
 	ended   sync.WaitGroup
-	closing sync.Once
 }
 
 // New returns a manager of a directory.
 func New(dir string, handlers map[string]watch.Handler) *Manager {
-	m := &Manager{manager: pluginmanager.NewPluginManager(dir, &record.FakeRecorder{}), stop: make(chan struct{})}
+	m := &Manager{manager: pluginmanager.NewPluginManager(dir, &record.FakeRecorder{}), stop: func() {}}
 	for kind, h := range handlers {
 		m.manager.AddHandler(kind, Handler(h))
 	}
@@ -53,6 +52,7 @@ func New(dir string, handlers map[string]watch.Handler) *Manager {
 func (m *Manager) Start(ctx context.Context) error {
 	started := make(chan struct{})
 	ctx = klog.NewContext(context.WithoutCancel(ctx), logr.FromSlogHandler(&upTo{text: "Starting Kubelet Plugin Manager", reached: started}))
+	ctx, m.stop = context.WithCancel(ctx) // for the reconciler, which ignores the channel
 	given := make(chan struct{})
 	become := watchtest.SameUser()
 	ready := config.NewSourcesReady(func(sets.Set[string]) bool { return true })
@@ -61,7 +61,7 @@ func (m *Manager) Start(ctx context.Context) error {
 		if err := become(); err != nil {
 			panic(err)
 		}
-		m.manager.Run(ctx, ready, m.stop)
+		m.manager.Run(ctx, ready, ctx.Done())
 	})
 	select {
 	case <-started:
@@ -81,7 +81,7 @@ func (m *Manager) AddHandler(kind string, h cache.PluginHandler) { m.manager.Add
 
 // Close stops the manager, which deregisters nothing.
 func (m *Manager) Close(context.Context) error {
-	m.closing.Do(func() { close(m.stop) })
+	m.stop()
 	m.ended.Wait()
 	return nil
 }
@@ -108,17 +108,17 @@ func Handler(h watch.Handler) cache.PluginHandler { return handler{h} }
 
 type handler struct{ watch.Handler }
 
-func (h handler) ValidatePlugin(name, endpoint string, versions []string) error {
-	return h.Validate(context.Background(), watch.Plugin{Name: name, Endpoint: endpoint, Versions: versions})
+func (h handler) ValidatePlugin(ctx context.Context, name, endpoint string, versions []string) error {
+	return h.Validate(ctx, watch.Plugin{Name: name, Endpoint: endpoint, Versions: versions})
 }
 
-func (h handler) RegisterPlugin(name, endpoint string, versions []string, timeout *time.Duration) error {
+func (h handler) RegisterPlugin(ctx context.Context, name, endpoint string, versions []string, timeout *time.Duration) error {
 	if timeout != nil {
 		return errors.New("the kubelet sets a timeout, which this adapter does not support")
 	}
-	return h.Register(context.Background(), watch.Plugin{Name: name, Endpoint: endpoint, Versions: versions})
+	return h.Register(ctx, watch.Plugin{Name: name, Endpoint: endpoint, Versions: versions})
 }
 
-func (h handler) DeRegisterPlugin(name, endpoint string) {
-	_ = h.DeRegister(context.Background(), watch.Plugin{Name: name, Endpoint: endpoint})
+func (h handler) DeRegisterPlugin(ctx context.Context, name, endpoint string) {
+	_ = h.DeRegister(ctx, watch.Plugin{Name: name, Endpoint: endpoint})
 }

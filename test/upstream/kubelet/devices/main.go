@@ -41,6 +41,7 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cm/devicemanager"
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 	"k8s.io/kubernetes/pkg/kubelet/config"
+	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
 
 	"github.com/cleatproject/cleat/test/testkit/mountns"
 	"github.com/cleatproject/cleat/test/upstream/kubelet"
@@ -64,7 +65,7 @@ func run(ctx context.Context, home, dir string) error {
 	if err := hideVarLib(ctx, home); err != nil {
 		return err
 	}
-	devices, err := devicemanager.NewManagerImpl(nil, topologymanager.NewFakeManager())
+	devices, err := devicemanager.NewManagerImpl(klog.Background(), nil, topologymanager.NewFakeManager(klog.Background()))
 	if err != nil {
 		return err
 	}
@@ -142,7 +143,7 @@ func (n *node) print(line any) {
 func (n *node) report() {
 	var last map[string][2]int64
 	for range time.Tick(10 * time.Millisecond) {
-		capacity, allocatable, _ := n.devices.GetCapacity()
+		capacity, allocatable, _ := n.devices.GetCapacity(klog.Background())
 		now := map[string][2]int64{}
 		for name, quantity := range capacity {
 			free := allocatable[name]
@@ -195,7 +196,7 @@ func (n *node) admit(ctx context.Context, line string) error {
 	n.pods = append(n.pods, pod)
 	n.mu.Unlock()
 	container := &pod.Spec.Containers[0]
-	if err := n.devices.Allocate(pod, container); err != nil {
+	if err := n.devices.Allocate(ctx, pod, container, lifecycle.AddOperation); err != nil {
 		_ = n.execute(ctx, "end "+uid)
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 	core "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 	apisgrpc "k8s.io/kubernetes/pkg/kubelet/apis/grpc"
 	"k8s.io/kubernetes/pkg/kubelet/apis/podresources"
@@ -55,14 +56,16 @@ func (n *node) GetPodByName(namespace, name string) (*core.Pod, bool) {
 // service.
 type deviceProvider struct{ manager *devicemanager.ManagerImpl }
 
-func (d deviceProvider) UpdateAllocatedDevices() { d.manager.UpdateAllocatedDevices() }
+func (d deviceProvider) UpdateAllocatedDevices(logger klog.Logger) {
+	d.manager.UpdateAllocatedDevices(logger)
+}
 
 func (d deviceProvider) GetDevices(uid, container string) []*api.ContainerDevices {
 	return containerDevices(d.manager.GetDevices(uid, container))
 }
 
-func (d deviceProvider) GetAllocatableDevices() []*api.ContainerDevices {
-	return containerDevices(d.manager.GetAllocatableDevices())
+func (d deviceProvider) GetAllocatableDevices(logger klog.Logger) []*api.ContainerDevices {
+	return containerDevices(d.manager.GetAllocatableDevices(logger))
 }
 
 func containerDevices(instances devicemanager.ResourceDeviceInstances) []*api.ContainerDevices {
@@ -78,8 +81,14 @@ func containerDevices(instances devicemanager.ResourceDeviceInstances) []*api.Co
 // nothing is a node without CPUs, memory or claims.
 type nothing struct{}
 
-func (nothing) GetCPUs(string, string) []int64                                        { return nil }
-func (nothing) GetAllocatableCPUs() []int64                                           { return nil }
-func (nothing) GetMemory(string, string) []*api.ContainerMemory                       { return nil }
-func (nothing) GetAllocatableMemory() []*api.ContainerMemory                          { return nil }
-func (nothing) GetDynamicResources(*core.Pod, *core.Container) []*api.DynamicResource { return nil }
+func (nothing) GetCPUs(*core.Pod, *core.Container) []int64              { return nil }
+func (nothing) GetPodCPUs(string) []int64                               { return nil }
+func (nothing) GetAllocatableCPUs() []int64                             { return nil }
+func (nothing) GetPodMemory(klog.Logger, string) []*api.ContainerMemory { return nil }
+func (nothing) GetAllocatableMemory(klog.Logger) []*api.ContainerMemory { return nil }
+func (nothing) GetMemory(klog.Logger, *core.Pod, *core.Container) []*api.ContainerMemory {
+	return nil
+}
+func (nothing) GetDynamicResources(klog.Logger, *core.Pod, *core.Container) []*api.DynamicResource {
+	return nil
+}
