@@ -35,12 +35,21 @@ type crds struct {
 	pkg  string // any package of the source, relative to its path
 }
 
+// older lists the minor versions of Kubernetes that can be built instead of the
+// newest one.
+func older() []string { return []string{"1.36"} }
+
 // modules lists what can be built, in the order of the build: the components of
-// a node first.
-func modules() []module {
+// a node first. Kubernetes is the newest one if the version is empty, else one
+// of older.
+func modules(kubernetes string) []module {
 	const own = "test/kubernetes/programs/"
+	dir := "kubernetes"
+	if kubernetes != "" {
+		dir += "-" + kubernetes
+	}
 	return []module{
-		{name: "kubernetes", modfile: own + "kubernetes/go.mod", sources: []source{{
+		{name: "kubernetes", modfile: own + dir + "/go.mod", sources: []source{{
 			path: "k8s.io/kubernetes",
 			stamp: []string{
 				"k8s.io/component-base/version.gitVersion={version}", "k8s.io/component-base/version.gitMajor={major}", "k8s.io/component-base/version.gitMinor={minor}",

@@ -25,17 +25,26 @@ func required(t *testing.T, modfile string) map[string]string {
 		Require []struct{ Path, Version string }
 	}
 	testkit.Must(t, json.Unmarshal(out, &file))
-	all := make(map[string]string)
+	versions := make(map[string]string)
 	for _, r := range file.Require {
-		all[r.Path] = r.Version
+		versions[r.Path] = r.Version
 	}
-	return all
+	return versions
+}
+
+// all returns the modules, with each version of Kubernetes.
+func all() []module {
+	found := modules("")
+	for _, version := range older() {
+		found = append(found, modules(version)[0])
+	}
+	return found
 }
 
 // Every program's package is imported where go mod tidy finds it, so that
 // go.mod and go.sum are complete.
 func TestModulesImportTheirPrograms(t *testing.T) {
-	for _, m := range modules() {
+	for _, m := range all() {
 		file := m.modfile
 		if filepath.Base(file) == "go.mod" {
 			file = filepath.Join(filepath.Dir(file), "tools.go")
@@ -65,11 +74,11 @@ func TestModulesImportTheirPrograms(t *testing.T) {
 }
 
 func TestNamesAreUnique(t *testing.T) {
-	all := slices.Sorted(slices.Values(Names()))
-	if unique := slices.Compact(slices.Clone(all)); len(unique) != len(all) {
-		t.Errorf("duplicate name in %v", all)
+	sorted := slices.Sorted(slices.Values(Names()))
+	if unique := slices.Compact(slices.Clone(sorted)); len(unique) != len(sorted) {
+		t.Errorf("duplicate name in %v", sorted)
 	}
-	for _, m := range modules() {
+	for _, m := range all() {
 		var outputs []string
 		for _, p := range m.all {
 			outputs = append(outputs, p.output())
@@ -92,7 +101,7 @@ func TestSameKubernetesVersionEverywhere(t *testing.T) {
 }
 
 func TestModulesAreTidy(t *testing.T) {
-	for _, m := range modules() {
+	for _, m := range all() {
 		if filepath.Base(m.modfile) != "go.mod" {
 			continue // for the tree's root, whose code go mod tidy would use
 		}

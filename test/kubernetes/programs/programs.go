@@ -26,6 +26,9 @@ type Set struct {
 // log. Concurrent calls from any number of processes are safe: one builds, the
 // others wait.
 //
+// CLEAT_KUBERNETES=1.36 selects that minor version of Kubernetes instead of the
+// newest one.
+//
 // The cache is below CLEAT_CACHE, else below cleat in the user's cache
 // directory. A cold build of all programs takes about 7 minutes on two cores, 5
 // GB in the go command's caches and 1 GB in this one.
@@ -38,11 +41,15 @@ func Build(ctx context.Context, log io.Writer, want ...string) (Set, error) {
 	if err != nil {
 		return Set{}, err
 	}
-	return (&builder{root: root, cache: dir, modules: modules(), log: log}).build(ctx, want)
+	kubernetes := os.Getenv("CLEAT_KUBERNETES")
+	if kubernetes != "" && !slices.Contains(older(), kubernetes) {
+		return Set{}, fmt.Errorf("CLEAT_KUBERNETES is %q, want nothing or one of %s", kubernetes, strings.Join(older(), ", "))
+	}
+	return (&builder{root: root, cache: dir, modules: modules(kubernetes), log: log}).build(ctx, want)
 }
 
 // Names returns the names of all programs, in build order.
-func Names() []string { return names(modules()) }
+func Names() []string { return names(modules("")) }
 
 // Path returns the path of a program.
 func (s Set) Path(name string) string { return filepath.Join(s.Dir, name) }
@@ -50,7 +57,7 @@ func (s Set) Path(name string) string { return filepath.Join(s.Dir, name) }
 // CRDs returns the files of the CRDs of "snapshot" or "csi-addons", which are
 // built with any program of the sidecars or of CSI-Addons.
 func (s Set) CRDs(of string) ([]string, error) {
-	known := crdNames(modules())
+	known := crdNames(modules(""))
 	if !slices.Contains(known, of) {
 		return nil, fmt.Errorf("custom resource definitions of %q: want one of %s", of, strings.Join(known, ", "))
 	}
