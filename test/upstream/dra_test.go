@@ -38,6 +38,10 @@ func (resources) UnprepareResourceClaims(context.Context, []kubeletplugin.Namesp
 	return nil, nil
 }
 
+func (resources) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
+	return kubeletplugin.ErrHealthNotSupported
+}
+
 func (r resources) HandleError(_ context.Context, err error, what string) {
 	r.Errorf("%s: %v", what, err)
 }

@@ -51,7 +51,6 @@ require (
 	github.com/go-openapi/swag/typeutils v0.27.1 // indirect
 	github.com/go-openapi/swag/yamlutils v0.27.1 // indirect
 	github.com/godbus/dbus/v5 v5.2.2 // indirect
-	github.com/golang/protobuf v1.5.4 // indirect
 	github.com/google/cadvisor/lib v0.60.5 // indirect
 	github.com/google/cel-go v0.29.2 // indirect
 	github.com/google/gnostic-models v0.7.0 // indirect
@@ -128,10 +127,6 @@ require (
 )
 
 replace github.com/cleatproject/cleat => ../..
-
-// The kubelet's code does not build with later ones: 1.13.0 has dropped
-// VolumeCondition.
-replace github.com/container-storage-interface/spec => github.com/container-storage-interface/spec v1.9.0
 
 // Kubernetes pins its staging modules to v0.0.0 and replaces them in its own
 // tree, which nobody outside can use: each is replaced by its release here.
