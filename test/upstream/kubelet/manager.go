@@ -119,6 +119,12 @@ func (h handler) RegisterPlugin(ctx context.Context, name, endpoint string, vers
 	return h.Register(ctx, watch.Plugin{Name: name, Endpoint: endpoint, Versions: versions})
 }
 
+// DeRegisterPlugin ignores what Manager.Close causes: it cancels the context of a
+// Notify whose answer is on its way, which the manager then handles as a failed
+// one. A kubelet that is stopped ends its process.
 func (h handler) DeRegisterPlugin(ctx context.Context, name, endpoint string) {
+	if ctx.Err() != nil {
+		return
+	}
 	_ = h.DeRegister(ctx, watch.Plugin{Name: name, Endpoint: endpoint})
 }
