@@ -43,7 +43,7 @@ func (s *space) changed(claim, class string) {
 	s.Helper()
 	s.claims(claim, "its class is "+class, func(c *corev1.PersistentVolumeClaim) bool {
 		now := c.Status.CurrentVolumeAttributesClassName
-		return now != nil && *now == class && c.Status.ModifyVolumeStatus == nil && len(c.Status.Conditions) == 0
+		return now != nil && *now == class && c.Status.ModifyVolumeStatus == nil && !changing(c)
 	})
 	if v := s.bound(claim); v.Spec.VolumeAttributesClassName == nil || *v.Spec.VolumeAttributesClassName != class {
 		s.Errorf("volume %s has class %v, not %s", v.Name, v.Spec.VolumeAttributesClassName, class)

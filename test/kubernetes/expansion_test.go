@@ -37,12 +37,20 @@ func (s *space) claims(name, what string, holds func(*corev1.PersistentVolumeCla
 	})
 }
 
-// grown waits until a claim has the requested size and no conditions.
+// changing reports whether a claim has a condition, except Unused of
+// Kubernetes 1.37.
+func changing(c *corev1.PersistentVolumeClaim) bool {
+	return slices.ContainsFunc(c.Status.Conditions, func(c corev1.PersistentVolumeClaimCondition) bool {
+		return c.Type != corev1.PersistentVolumeClaimUnused
+	})
+}
+
+// grown waits until a claim has the requested size and no condition of a growth.
 func (s *space) grown(name, size string) {
 	s.Helper()
 	want := resource.MustParse(size)
 	s.claims(name, "it has "+size, func(c *corev1.PersistentVolumeClaim) bool {
-		return c.Status.Capacity.Storage().Cmp(want) == 0 && len(c.Status.Conditions) == 0 && len(c.Status.AllocatedResourceStatuses) == 0
+		return c.Status.Capacity.Storage().Cmp(want) == 0 && !changing(c) && len(c.Status.AllocatedResourceStatuses) == 0
 	})
 	if v := s.bound(name); v.Spec.Capacity.Storage().Cmp(want) != 0 {
 		s.Errorf("volume %s has %v, want %s", v.Name, v.Spec.Capacity.Storage(), size)
