@@ -302,9 +302,16 @@ func (n *sriovNode) enable(generation int64) *plugintest.Stream {
 // register registers another plugin, with two devices, with the kubelet.
 func (n *sriovNode) register(resource, socket string) (end func()) {
 	n.t.Helper()
-	dir := filepath.Join(n.home, "device-plugins")
-	end = serveDevices(n.t, filepath.Join(dir, socket))
-	conn, err := grpc.NewClient("unix://"+filepath.Join(dir, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	end = serveDevices(n.t, filepath.Join(n.home, "device-plugins", socket))
+	if err := n.tryRegister(resource, socket); err != nil {
+		n.t.Fatal(err)
+	}
+	return end
+}
+
+func (n *sriovNode) tryRegister(resource, socket string) error {
+	n.t.Helper()
+	conn, err := grpc.NewClient("unix://"+filepath.Join(n.home, "device-plugins", "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -314,8 +321,5 @@ func (n *sriovNode) register(resource, socket string) (end func()) {
 	_, err = deviceplugin.NewRegistrationClient(conn).Register(ctx, &deviceplugin.RegisterRequest{
 		Version: deviceplugin.Version, Endpoint: socket, ResourceName: resource,
 	}, grpc.WaitForReady(true))
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	return end
+	return err
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/grants"
+	"github.com/cleatproject/cleat/sriov/plugin"
 	"github.com/cleatproject/cleat/sriov/plugin/plugintest"
 	"github.com/cleatproject/cleat/test/soak"
 )
@@ -148,6 +149,28 @@ func TestSriovFastRestarts(t *testing.T) {
 			})
 		})
 	}
+}
+
+// From 1.37 on, the kubelet refuses a socket's path for ever if a process
+// registers it while it has a connection there: it forgets the connection, and
+// not that it has one. The plugin's next process uses another name.
+func TestSriovSocketWithAConnection(t *testing.T) {
+	t.Parallel()
+	n := newSriovNode(t, 8)
+	n.config.Controlled = false
+	n.startPlugin()
+	n.serves("the start")
+	n.awaitCounts(8, 8)
+	refusal := n.tryRegister(sriovResource, plugin.SocketName(sriovResource))
+	if refusal == nil || !strings.Contains(refusal.Error(), "device plugin already connected") {
+		t.Errorf("the kubelet answers %v to the same socket, want that it is connected", refusal)
+	}
+	n.killPlugin()
+	n.startPlugin()
+	n.serves("the restart")
+	n.awaitCounts(8, 8)
+	n.stopPlugin()
+	n.awaitCounts(0, 0)
 }
 
 // Running pods keep their devices through withdrawals and restarts of the
