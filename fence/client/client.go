@@ -152,6 +152,16 @@ func (c *Client) Coverage(ctx context.Context, r Request, blocks []netip.Prefix,
 	return request.Coverage(a), err
 }
 
+// RecordedClients calls ListRecordedClients, which only cleat's service has
+// (errs.Unsupported).
+func (c *Client) RecordedClients(ctx context.Context, r Request) ([]volume.RecordedClient, error) {
+	a, err := call(ctx, c, "ListRecordedClients", c.coverage.ListRecordedClients, &fencev1.ListRecordedClientsRequest{Secrets: r.Secrets}, r.Secrets)
+	if err != nil {
+		return nil, err
+	}
+	return request.RecordedClients(a)
+}
+
 // Clients calls GetFenceClients, which returns a driver's own node.
 func (c *Client) Clients(ctx context.Context, r Request) ([]FenceClient, error) {
 	a, err := call(ctx, c, "GetFenceClients", c.fences.GetFenceClients,

@@ -143,6 +143,13 @@ func (e *Enforcer) Ending(ctx context.Context) ([]volume.Session, error) {
 	return sessions, err
 }
 
+// RecordedClients returns the clients that were recorded when they were granted
+// volumes. A process that grants none has none.
+func (e *Enforcer) RecordedClients(ctx context.Context) ([]volume.RecordedClient, error) {
+	r, err := e.ledger.Records(ctx)
+	return r.Clients, err
+}
+
 // awaited returns the sessions that a fence waits for. A forced unfence leaves
 // records of others, which the next fence of the client needs.
 func awaited(all []ledger.Ending, fences []volume.Fence) ([]ledger.Ending, error) {

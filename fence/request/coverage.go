@@ -1,6 +1,7 @@
 package request
 
 import (
+	"errors"
 	"net/netip"
 
 	addons "github.com/csi-addons/spec/lib/go/fence"
@@ -88,4 +89,48 @@ func addressText(a netip.AddrPort) string {
 func addrPort(text string) netip.AddrPort {
 	a, _ := netip.ParseAddrPort(text)
 	return a
+}
+
+// RecordedClientsResponse is the inverse of RecordedClients.
+func RecordedClientsResponse(all []volume.RecordedClient) *fencev1.ListRecordedClientsResponse {
+	out := &fencev1.ListRecordedClientsResponse{}
+	for _, c := range all {
+		out.Clients = append(out.Clients, &fencev1.RecordedClient{Node: c.Node, Addresses: addrTexts(c.Addrs), FormerAddresses: addrTexts(c.Former)})
+	}
+	return out
+}
+
+// RecordedClients converts a ListRecordedClientsResponse. Invalid: an address that
+// cannot be read, since a client without it would be fenced in part.
+func RecordedClients(r *fencev1.ListRecordedClientsResponse) ([]volume.RecordedClient, error) {
+	all := make([]volume.RecordedClient, len(r.GetClients()))
+	for i, c := range r.GetClients() {
+		addrs, err := parseAddrs(c.GetAddresses())
+		former, formerErr := parseAddrs(c.GetFormerAddresses())
+		if err := errors.Join(err, formerErr); err != nil {
+			return nil, invalidf("client of node %q: %s", c.GetNode(), err)
+		}
+		all[i] = volume.RecordedClient{Client: volume.Client{Node: c.GetNode(), Addrs: addrs}, Former: former}
+	}
+	return all, nil
+}
+
+func addrTexts(all []netip.Addr) []string {
+	texts := make([]string, len(all))
+	for i, a := range all {
+		texts[i] = a.String()
+	}
+	return texts
+}
+
+func parseAddrs(texts []string) ([]netip.Addr, error) {
+	var all []netip.Addr
+	for _, text := range texts {
+		a, err := netip.ParseAddr(text)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, a)
+	}
+	return all, nil
 }

@@ -28,6 +28,7 @@ type Enforcer interface {
 	Ending(ctx context.Context) ([]volume.Session, error)
 	Unseen(ctx context.Context) ([]string, error)
 	Coverage(ctx context.Context, blocks []netip.Prefix, onlyLocal bool) ([]volume.Coverage, error)
+	RecordedClients(ctx context.Context) ([]volume.RecordedClient, error)
 }
 
 // Offer is what a process serves.
@@ -166,6 +167,21 @@ func (s *Server) GetCoverage(ctx context.Context, r *fencev1.GetCoverageRequest)
 		return nil, err
 	}
 	return request.CoverageResponse(all), nil
+}
+
+// ListRecordedClients returns the clients recorded when they were granted volumes.
+func (s *Server) ListRecordedClients(ctx context.Context, r *fencev1.ListRecordedClientsRequest) (*fencev1.ListRecordedClientsResponse, error) {
+	if err := s.requireFence("ListRecordedClients"); err != nil {
+		return nil, err
+	}
+	if err := s.authenticate(r.GetSecrets()); err != nil {
+		return nil, err
+	}
+	all, err := s.config.Enforcer.RecordedClients(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return request.RecordedClientsResponse(all), nil
 }
 
 // sendWaiting uses the response header, as the contract has no field; for "cleat

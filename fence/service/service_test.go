@@ -18,6 +18,7 @@ import (
 	fencev1 "github.com/cleatproject/cleat/api/fence/v1"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
+	"github.com/cleatproject/cleat/fence/request"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -50,6 +51,13 @@ func (l *list) Unseen(context.Context) ([]string, error)         { return nil, n
 
 func (l *list) Coverage(_ context.Context, blocks []netip.Prefix, _ bool) ([]volume.Coverage, error) {
 	return []volume.Coverage{{Enforcer: "host", Problems: []string{fmt.Sprint(blocks)}}}, l.err
+}
+
+func (l *list) RecordedClients(context.Context) ([]volume.RecordedClient, error) {
+	return []volume.RecordedClient{{
+		Client: volume.Client{Node: "n1", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.7"), netip.MustParseAddr("2001:db8::7")}},
+		Former: []netip.Addr{netip.MustParseAddr("10.0.0.6")},
+	}}, l.err
 }
 
 func here(context.Context) (volume.Client, error) {
@@ -89,6 +97,12 @@ func TestCallsReachTheEnforcer(t *testing.T) {
 			t.Errorf("coverage of %v: %v, %v", c.cidrs, coverage, err)
 		}
 	}
+	recorded := testkit.Value(s.ListRecordedClients(t.Context(), &fencev1.ListRecordedClientsRequest{}))(t)
+	testkit.Diff(t, "recorded clients", fmt.Sprint(testkit.Value(l.RecordedClients(t.Context()))(t)), fmt.Sprint(testkit.Value(request.RecordedClients(recorded))(t)))
+	recorded.Clients[0].FormerAddresses[0] = "10.0.0"
+	if _, err := request.RecordedClients(recorded); !errors.Is(err, errs.Invalid) {
+		t.Errorf("an address that cannot be read: %v", err)
+	}
 	if _, err := s.GetCoverage(t.Context(), &fencev1.GetCoverageRequest{Cidrs: []string{"10.0.0.7/24"}}); !errors.Is(err, errs.Invalid) {
 		t.Errorf("coverage of host bits: %v", err)
 	}
@@ -107,9 +121,10 @@ func TestCallsNotOffered(t *testing.T) {
 	_, atUnfence := s.UnfenceClusterNetwork(t.Context(), &fence.UnfenceClusterNetworkRequest{})
 	_, atList := s.ListClusterFence(t.Context(), &fence.ListClusterFenceRequest{})
 	_, atCoverage := s.GetCoverage(t.Context(), &fencev1.GetCoverageRequest{})
+	_, atRecorded := s.ListRecordedClients(t.Context(), &fencev1.ListRecordedClientsRequest{})
 	_, atClients := s.GetFenceClients(t.Context(), &fence.GetFenceClientsRequest{})
-	for i, err := range []error{atFence, atUnfence, atList, atCoverage, atClients} {
-		if errs.Code(err) != codes.Unimplemented || (i < 4 && !strings.Contains(err.Error(), "--more")) {
+	for i, err := range []error{atFence, atUnfence, atList, atCoverage, atRecorded, atClients} {
+		if errs.Code(err) != codes.Unimplemented || (i < 5 && !strings.Contains(err.Error(), "--more")) {
 			t.Errorf("call %d: %v", i, err)
 		}
 	}
@@ -187,8 +202,9 @@ func TestEveryCallIsAuthenticated(t *testing.T) {
 	_, atFence := s.FenceClusterNetwork(t.Context(), &fence.FenceClusterNetworkRequest{Cidrs: cidr("10.0.0.7")})
 	_, atUnfence := s.UnfenceClusterNetwork(t.Context(), &fence.UnfenceClusterNetworkRequest{Cidrs: cidr("10.0.0.7")})
 	_, atList := s.ListClusterFence(t.Context(), &fence.ListClusterFenceRequest{})
+	_, atRecorded := s.ListRecordedClients(t.Context(), &fencev1.ListRecordedClientsRequest{})
 	_, atClients := s.GetFenceClients(t.Context(), &fence.GetFenceClientsRequest{})
-	for i, err := range []error{atFence, atUnfence, atList, atClients} {
+	for i, err := range []error{atFence, atUnfence, atList, atRecorded, atClients} {
 		if !errors.Is(err, denied) {
 			t.Errorf("call %d: %v", i, err)
 		}

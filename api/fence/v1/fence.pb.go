@@ -1,5 +1,6 @@
 // The contract of a cleat fence service beside CSI-Addons: which storage servers
-// a fence covers, and which sessions the clients have now. It changes nothing.
+// a fence covers, which sessions the clients have now, and which clients are
+// recorded. It changes nothing.
 //
 // Errors: INVALID_ARGUMENT for a block that can never be fenced, UNAUTHENTICATED
 // for missing or wrong secrets, UNIMPLEMENTED from a service that serves no
@@ -28,6 +29,158 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type ListRecordedClientsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As in the calls of CSI-Addons.
+	Secrets       map[string]string `protobuf:"bytes,1,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRecordedClientsRequest) Reset() {
+	*x = ListRecordedClientsRequest{}
+	mi := &file_fence_v1_fence_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRecordedClientsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRecordedClientsRequest) ProtoMessage() {}
+
+func (x *ListRecordedClientsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fence_v1_fence_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRecordedClientsRequest.ProtoReflect.Descriptor instead.
+func (*ListRecordedClientsRequest) Descriptor() ([]byte, []int) {
+	return file_fence_v1_fence_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ListRecordedClientsRequest) GetSecrets() map[string]string {
+	if x != nil {
+		return x.Secrets
+	}
+	return nil
+}
+
+type ListRecordedClientsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Clients       []*RecordedClient      `protobuf:"bytes,1,rep,name=clients,proto3" json:"clients,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRecordedClientsResponse) Reset() {
+	*x = ListRecordedClientsResponse{}
+	mi := &file_fence_v1_fence_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRecordedClientsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRecordedClientsResponse) ProtoMessage() {}
+
+func (x *ListRecordedClientsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fence_v1_fence_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRecordedClientsResponse.ProtoReflect.Descriptor instead.
+func (*ListRecordedClientsResponse) Descriptor() ([]byte, []int) {
+	return file_fence_v1_fence_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ListRecordedClientsResponse) GetClients() []*RecordedClient {
+	if x != nil {
+		return x.Clients
+	}
+	return nil
+}
+
+type RecordedClient struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node's name in CSI.
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Addresses that it has, and those that it had before and no other client has
+	// taken over.
+	Addresses       []string `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	FormerAddresses []string `protobuf:"bytes,3,rep,name=former_addresses,json=formerAddresses,proto3" json:"former_addresses,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *RecordedClient) Reset() {
+	*x = RecordedClient{}
+	mi := &file_fence_v1_fence_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordedClient) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordedClient) ProtoMessage() {}
+
+func (x *RecordedClient) ProtoReflect() protoreflect.Message {
+	mi := &file_fence_v1_fence_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordedClient.ProtoReflect.Descriptor instead.
+func (*RecordedClient) Descriptor() ([]byte, []int) {
+	return file_fence_v1_fence_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *RecordedClient) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *RecordedClient) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *RecordedClient) GetFormerAddresses() []string {
+	if x != nil {
+		return x.FormerAddresses
+	}
+	return nil
+}
+
 type GetCoverageRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Blocks as in FenceClusterNetwork; none means all recorded fences.
@@ -42,7 +195,7 @@ type GetCoverageRequest struct {
 
 func (x *GetCoverageRequest) Reset() {
 	*x = GetCoverageRequest{}
-	mi := &file_fence_v1_fence_proto_msgTypes[0]
+	mi := &file_fence_v1_fence_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -54,7 +207,7 @@ func (x *GetCoverageRequest) String() string {
 func (*GetCoverageRequest) ProtoMessage() {}
 
 func (x *GetCoverageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fence_v1_fence_proto_msgTypes[0]
+	mi := &file_fence_v1_fence_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -67,7 +220,7 @@ func (x *GetCoverageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCoverageRequest.ProtoReflect.Descriptor instead.
 func (*GetCoverageRequest) Descriptor() ([]byte, []int) {
-	return file_fence_v1_fence_proto_rawDescGZIP(), []int{0}
+	return file_fence_v1_fence_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *GetCoverageRequest) GetCidrs() []string {
@@ -100,7 +253,7 @@ type GetCoverageResponse struct {
 
 func (x *GetCoverageResponse) Reset() {
 	*x = GetCoverageResponse{}
-	mi := &file_fence_v1_fence_proto_msgTypes[1]
+	mi := &file_fence_v1_fence_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -112,7 +265,7 @@ func (x *GetCoverageResponse) String() string {
 func (*GetCoverageResponse) ProtoMessage() {}
 
 func (x *GetCoverageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fence_v1_fence_proto_msgTypes[1]
+	mi := &file_fence_v1_fence_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -125,7 +278,7 @@ func (x *GetCoverageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCoverageResponse.ProtoReflect.Descriptor instead.
 func (*GetCoverageResponse) Descriptor() ([]byte, []int) {
-	return file_fence_v1_fence_proto_rawDescGZIP(), []int{1}
+	return file_fence_v1_fence_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *GetCoverageResponse) GetEnforcers() []*EnforcerCoverage {
@@ -164,7 +317,7 @@ type EnforcerCoverage struct {
 
 func (x *EnforcerCoverage) Reset() {
 	*x = EnforcerCoverage{}
-	mi := &file_fence_v1_fence_proto_msgTypes[2]
+	mi := &file_fence_v1_fence_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -176,7 +329,7 @@ func (x *EnforcerCoverage) String() string {
 func (*EnforcerCoverage) ProtoMessage() {}
 
 func (x *EnforcerCoverage) ProtoReflect() protoreflect.Message {
-	mi := &file_fence_v1_fence_proto_msgTypes[2]
+	mi := &file_fence_v1_fence_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -189,7 +342,7 @@ func (x *EnforcerCoverage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnforcerCoverage.ProtoReflect.Descriptor instead.
 func (*EnforcerCoverage) Descriptor() ([]byte, []int) {
-	return file_fence_v1_fence_proto_rawDescGZIP(), []int{2}
+	return file_fence_v1_fence_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *EnforcerCoverage) GetEnforcer() string {
@@ -267,7 +420,7 @@ type Server struct {
 
 func (x *Server) Reset() {
 	*x = Server{}
-	mi := &file_fence_v1_fence_proto_msgTypes[3]
+	mi := &file_fence_v1_fence_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -279,7 +432,7 @@ func (x *Server) String() string {
 func (*Server) ProtoMessage() {}
 
 func (x *Server) ProtoReflect() protoreflect.Message {
-	mi := &file_fence_v1_fence_proto_msgTypes[3]
+	mi := &file_fence_v1_fence_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -292,7 +445,7 @@ func (x *Server) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Server.ProtoReflect.Descriptor instead.
 func (*Server) Descriptor() ([]byte, []int) {
-	return file_fence_v1_fence_proto_rawDescGZIP(), []int{3}
+	return file_fence_v1_fence_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Server) GetAddress() string {
@@ -322,7 +475,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_fence_v1_fence_proto_msgTypes[4]
+	mi := &file_fence_v1_fence_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -334,7 +487,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_fence_v1_fence_proto_msgTypes[4]
+	mi := &file_fence_v1_fence_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -347,7 +500,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_fence_v1_fence_proto_rawDescGZIP(), []int{4}
+	return file_fence_v1_fence_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Session) GetClient() string {
@@ -375,7 +528,18 @@ var File_fence_v1_fence_proto protoreflect.FileDescriptor
 
 const file_fence_v1_fence_proto_rawDesc = "" +
 	"\n" +
-	"\x14fence/v1/fence.proto\x12\x0ecleat.fence.v1\"\xc7\x01\n" +
+	"\x14fence/v1/fence.proto\x12\x0ecleat.fence.v1\"\xab\x01\n" +
+	"\x1aListRecordedClientsRequest\x12Q\n" +
+	"\asecrets\x18\x01 \x03(\v27.cleat.fence.v1.ListRecordedClientsRequest.SecretsEntryR\asecrets\x1a:\n" +
+	"\fSecretsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"W\n" +
+	"\x1bListRecordedClientsResponse\x128\n" +
+	"\aclients\x18\x01 \x03(\v2\x1e.cleat.fence.v1.RecordedClientR\aclients\"m\n" +
+	"\x0eRecordedClient\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1c\n" +
+	"\taddresses\x18\x02 \x03(\tR\taddresses\x12)\n" +
+	"\x10former_addresses\x18\x03 \x03(\tR\x0fformerAddresses\"\xc7\x01\n" +
 	"\x12GetCoverageRequest\x12\x14\n" +
 	"\x05cidrs\x18\x01 \x03(\tR\x05cidrs\x12I\n" +
 	"\asecrets\x18\x02 \x03(\v2/.cleat.fence.v1.GetCoverageRequest.SecretsEntryR\asecrets\x12\x14\n" +
@@ -401,9 +565,10 @@ const file_fence_v1_fence_proto_rawDesc = "" +
 	"\aSession\x12\x16\n" +
 	"\x06client\x18\x01 \x01(\tR\x06client\x12\x16\n" +
 	"\x06server\x18\x02 \x01(\tR\x06server\x12\x16\n" +
-	"\x06holder\x18\x03 \x01(\tR\x06holder2d\n" +
+	"\x06holder\x18\x03 \x01(\tR\x06holder2\xd6\x01\n" +
 	"\bCoverage\x12X\n" +
-	"\vGetCoverage\x12\".cleat.fence.v1.GetCoverageRequest\x1a#.cleat.fence.v1.GetCoverageResponse\"\x00B4Z2github.com/cleatproject/cleat/api/fence/v1;fencev1b\x06proto3"
+	"\vGetCoverage\x12\".cleat.fence.v1.GetCoverageRequest\x1a#.cleat.fence.v1.GetCoverageResponse\"\x00\x12p\n" +
+	"\x13ListRecordedClients\x12*.cleat.fence.v1.ListRecordedClientsRequest\x1a+.cleat.fence.v1.ListRecordedClientsResponse\"\x00B4Z2github.com/cleatproject/cleat/api/fence/v1;fencev1b\x06proto3"
 
 var (
 	file_fence_v1_fence_proto_rawDescOnce sync.Once
@@ -417,32 +582,40 @@ func file_fence_v1_fence_proto_rawDescGZIP() []byte {
 	return file_fence_v1_fence_proto_rawDescData
 }
 
-var file_fence_v1_fence_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_fence_v1_fence_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_fence_v1_fence_proto_goTypes = []any{
-	(*GetCoverageRequest)(nil),  // 0: cleat.fence.v1.GetCoverageRequest
-	(*GetCoverageResponse)(nil), // 1: cleat.fence.v1.GetCoverageResponse
-	(*EnforcerCoverage)(nil),    // 2: cleat.fence.v1.EnforcerCoverage
-	(*Server)(nil),              // 3: cleat.fence.v1.Server
-	(*Session)(nil),             // 4: cleat.fence.v1.Session
-	nil,                         // 5: cleat.fence.v1.GetCoverageRequest.SecretsEntry
+	(*ListRecordedClientsRequest)(nil),  // 0: cleat.fence.v1.ListRecordedClientsRequest
+	(*ListRecordedClientsResponse)(nil), // 1: cleat.fence.v1.ListRecordedClientsResponse
+	(*RecordedClient)(nil),              // 2: cleat.fence.v1.RecordedClient
+	(*GetCoverageRequest)(nil),          // 3: cleat.fence.v1.GetCoverageRequest
+	(*GetCoverageResponse)(nil),         // 4: cleat.fence.v1.GetCoverageResponse
+	(*EnforcerCoverage)(nil),            // 5: cleat.fence.v1.EnforcerCoverage
+	(*Server)(nil),                      // 6: cleat.fence.v1.Server
+	(*Session)(nil),                     // 7: cleat.fence.v1.Session
+	nil,                                 // 8: cleat.fence.v1.ListRecordedClientsRequest.SecretsEntry
+	nil,                                 // 9: cleat.fence.v1.GetCoverageRequest.SecretsEntry
 }
 var file_fence_v1_fence_proto_depIdxs = []int32{
-	5,  // 0: cleat.fence.v1.GetCoverageRequest.secrets:type_name -> cleat.fence.v1.GetCoverageRequest.SecretsEntry
-	2,  // 1: cleat.fence.v1.GetCoverageResponse.enforcers:type_name -> cleat.fence.v1.EnforcerCoverage
-	3,  // 2: cleat.fence.v1.EnforcerCoverage.servers:type_name -> cleat.fence.v1.Server
-	4,  // 3: cleat.fence.v1.EnforcerCoverage.sessions:type_name -> cleat.fence.v1.Session
-	4,  // 4: cleat.fence.v1.EnforcerCoverage.unprotected:type_name -> cleat.fence.v1.Session
-	4,  // 5: cleat.fence.v1.EnforcerCoverage.forwarded:type_name -> cleat.fence.v1.Session
-	4,  // 6: cleat.fence.v1.EnforcerCoverage.others:type_name -> cleat.fence.v1.Session
-	3,  // 7: cleat.fence.v1.EnforcerCoverage.uncovered:type_name -> cleat.fence.v1.Server
-	3,  // 8: cleat.fence.v1.EnforcerCoverage.unfenced:type_name -> cleat.fence.v1.Server
-	0,  // 9: cleat.fence.v1.Coverage.GetCoverage:input_type -> cleat.fence.v1.GetCoverageRequest
-	1,  // 10: cleat.fence.v1.Coverage.GetCoverage:output_type -> cleat.fence.v1.GetCoverageResponse
-	10, // [10:11] is the sub-list for method output_type
-	9,  // [9:10] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	8,  // 0: cleat.fence.v1.ListRecordedClientsRequest.secrets:type_name -> cleat.fence.v1.ListRecordedClientsRequest.SecretsEntry
+	2,  // 1: cleat.fence.v1.ListRecordedClientsResponse.clients:type_name -> cleat.fence.v1.RecordedClient
+	9,  // 2: cleat.fence.v1.GetCoverageRequest.secrets:type_name -> cleat.fence.v1.GetCoverageRequest.SecretsEntry
+	5,  // 3: cleat.fence.v1.GetCoverageResponse.enforcers:type_name -> cleat.fence.v1.EnforcerCoverage
+	6,  // 4: cleat.fence.v1.EnforcerCoverage.servers:type_name -> cleat.fence.v1.Server
+	7,  // 5: cleat.fence.v1.EnforcerCoverage.sessions:type_name -> cleat.fence.v1.Session
+	7,  // 6: cleat.fence.v1.EnforcerCoverage.unprotected:type_name -> cleat.fence.v1.Session
+	7,  // 7: cleat.fence.v1.EnforcerCoverage.forwarded:type_name -> cleat.fence.v1.Session
+	7,  // 8: cleat.fence.v1.EnforcerCoverage.others:type_name -> cleat.fence.v1.Session
+	6,  // 9: cleat.fence.v1.EnforcerCoverage.uncovered:type_name -> cleat.fence.v1.Server
+	6,  // 10: cleat.fence.v1.EnforcerCoverage.unfenced:type_name -> cleat.fence.v1.Server
+	3,  // 11: cleat.fence.v1.Coverage.GetCoverage:input_type -> cleat.fence.v1.GetCoverageRequest
+	0,  // 12: cleat.fence.v1.Coverage.ListRecordedClients:input_type -> cleat.fence.v1.ListRecordedClientsRequest
+	4,  // 13: cleat.fence.v1.Coverage.GetCoverage:output_type -> cleat.fence.v1.GetCoverageResponse
+	1,  // 14: cleat.fence.v1.Coverage.ListRecordedClients:output_type -> cleat.fence.v1.ListRecordedClientsResponse
+	13, // [13:15] is the sub-list for method output_type
+	11, // [11:13] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_fence_v1_fence_proto_init() }
@@ -456,7 +629,7 @@ func file_fence_v1_fence_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fence_v1_fence_proto_rawDesc), len(file_fence_v1_fence_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   6,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

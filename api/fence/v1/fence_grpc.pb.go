@@ -1,5 +1,6 @@
 // The contract of a cleat fence service beside CSI-Addons: which storage servers
-// a fence covers, and which sessions the clients have now. It changes nothing.
+// a fence covers, which sessions the clients have now, and which clients are
+// recorded. It changes nothing.
 //
 // Errors: INVALID_ARGUMENT for a block that can never be fenced, UNAUTHENTICATED
 // for missing or wrong secrets, UNIMPLEMENTED from a service that serves no
@@ -26,7 +27,8 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Coverage_GetCoverage_FullMethodName = "/cleat.fence.v1.Coverage/GetCoverage"
+	Coverage_GetCoverage_FullMethodName         = "/cleat.fence.v1.Coverage/GetCoverage"
+	Coverage_ListRecordedClients_FullMethodName = "/cleat.fence.v1.Coverage/ListRecordedClients"
 )
 
 // CoverageClient is the client API for Coverage service.
@@ -36,6 +38,9 @@ type CoverageClient interface {
 	// GetCoverage reports for each enforcer what a fence of the blocks covers now,
 	// and why a fence would not be confirmed. Nothing is fenced.
 	GetCoverage(ctx context.Context, in *GetCoverageRequest, opts ...grpc.CallOption) (*GetCoverageResponse, error)
+	// ListRecordedClients returns the clients that were recorded when they were
+	// granted volumes. A service that grants none, as a packet filter, has none.
+	ListRecordedClients(ctx context.Context, in *ListRecordedClientsRequest, opts ...grpc.CallOption) (*ListRecordedClientsResponse, error)
 }
 
 type coverageClient struct {
@@ -56,6 +61,16 @@ func (c *coverageClient) GetCoverage(ctx context.Context, in *GetCoverageRequest
 	return out, nil
 }
 
+func (c *coverageClient) ListRecordedClients(ctx context.Context, in *ListRecordedClientsRequest, opts ...grpc.CallOption) (*ListRecordedClientsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListRecordedClientsResponse)
+	err := c.cc.Invoke(ctx, Coverage_ListRecordedClients_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // CoverageServer is the server API for Coverage service.
 // All implementations must embed UnimplementedCoverageServer
 // for forward compatibility.
@@ -63,6 +78,9 @@ type CoverageServer interface {
 	// GetCoverage reports for each enforcer what a fence of the blocks covers now,
 	// and why a fence would not be confirmed. Nothing is fenced.
 	GetCoverage(context.Context, *GetCoverageRequest) (*GetCoverageResponse, error)
+	// ListRecordedClients returns the clients that were recorded when they were
+	// granted volumes. A service that grants none, as a packet filter, has none.
+	ListRecordedClients(context.Context, *ListRecordedClientsRequest) (*ListRecordedClientsResponse, error)
 	mustEmbedUnimplementedCoverageServer()
 }
 
@@ -75,6 +93,9 @@ type UnimplementedCoverageServer struct{}
 
 func (UnimplementedCoverageServer) GetCoverage(context.Context, *GetCoverageRequest) (*GetCoverageResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetCoverage not implemented")
+}
+func (UnimplementedCoverageServer) ListRecordedClients(context.Context, *ListRecordedClientsRequest) (*ListRecordedClientsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListRecordedClients not implemented")
 }
 func (UnimplementedCoverageServer) mustEmbedUnimplementedCoverageServer() {}
 func (UnimplementedCoverageServer) testEmbeddedByValue()                  {}
@@ -115,6 +136,24 @@ func _Coverage_GetCoverage_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Coverage_ListRecordedClients_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListRecordedClientsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CoverageServer).ListRecordedClients(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Coverage_ListRecordedClients_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CoverageServer).ListRecordedClients(ctx, req.(*ListRecordedClientsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Coverage_ServiceDesc is the grpc.ServiceDesc for Coverage service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -125,6 +164,10 @@ var Coverage_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetCoverage",
 			Handler:    _Coverage_GetCoverage_Handler,
+		},
+		{
+			MethodName: "ListRecordedClients",
+			Handler:    _Coverage_ListRecordedClients_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
