@@ -162,6 +162,13 @@ func (c *Client) RecordedClients(ctx context.Context, r Request) ([]volume.Recor
 	return request.RecordedClients(a)
 }
 
+// Recorded calls ListRecordedFences, which only cleat's service has
+// (errs.Unsupported); CIDRs are as the service writes them.
+func (c *Client) Recorded(ctx context.Context, r Request) ([]string, error) {
+	a, err := call(ctx, c, "ListRecordedFences", c.coverage.ListRecordedFences, &fencev1.ListRecordedFencesRequest{Parameters: r.Parameters, Secrets: r.Secrets}, r.Secrets)
+	return a.GetCidrs(), err
+}
+
 // Clients calls GetFenceClients, which returns a driver's own node.
 func (c *Client) Clients(ctx context.Context, r Request) ([]FenceClient, error) {
 	a, err := call(ctx, c, "GetFenceClients", c.fences.GetFenceClients,

@@ -223,7 +223,8 @@ func (e *Endpoint) addService(s *server.Server, name, address string, c service.
 // privateFields can contain secrets although no option marks them: parameters
 // of a NetworkFenceClass are arbitrary.
 func privateFields() []protoreflect.FullName {
-	all := []protoreflect.FullName{"cleat.fence.v1.GetCoverageRequest.secrets", "cleat.fence.v1.ListRecordedClientsRequest.secrets"}
+	all := []protoreflect.FullName{"cleat.fence.v1.GetCoverageRequest.secrets", "cleat.fence.v1.ListRecordedClientsRequest.secrets",
+		"cleat.fence.v1.ListRecordedFencesRequest.secrets", "cleat.fence.v1.ListRecordedFencesRequest.parameters"}
 	for _, message := range []string{"FenceClusterNetwork", "UnfenceClusterNetwork", "ListClusterFence", "GetFenceClients"} {
 		all = append(all, protoreflect.FullName("fence."+message+"Request.parameters"))
 	}

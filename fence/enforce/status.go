@@ -150,6 +150,17 @@ func (e *Enforcer) RecordedClients(ctx context.Context) ([]volume.RecordedClient
 	return r.Clients, err
 }
 
+// Recorded returns the blocks of an owner in every phase. They are not read back.
+func (e *Enforcer) Recorded(ctx context.Context, owner volume.FenceOwner) (blocks []netip.Prefix, err error) {
+	fences, err := e.ledger.Fences(ctx)
+	for _, f := range fences {
+		if f.Owner.Digest == owner.Digest && f.Phase != volume.Lifted {
+			blocks = append(blocks, f.Block)
+		}
+	}
+	return blocks, err
+}
+
 // awaited returns the sessions that a fence waits for. A forced unfence leaves
 // records of others, which the next fence of the client needs.
 func awaited(all []ledger.Ending, fences []volume.Fence) ([]ledger.Ending, error) {

@@ -256,6 +256,9 @@ func (e *enforcer) List(_ context.Context, owner *volume.FenceOwner) ([]netip.Pr
 
 func (e *enforcer) Ending(context.Context) ([]volume.Session, error) { return nil, nil }
 func (e *enforcer) Unseen(context.Context) ([]string, error)         { return []string{"node a"}, nil }
+func (e *enforcer) Recorded(context.Context, volume.FenceOwner) ([]netip.Prefix, error) {
+	return nil, nil
+}
 func (e *enforcer) RecordedClients(context.Context) ([]volume.RecordedClient, error) {
 	return nil, nil
 }

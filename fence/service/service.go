@@ -29,6 +29,7 @@ type Enforcer interface {
 	Unseen(ctx context.Context) ([]string, error)
 	Coverage(ctx context.Context, blocks []netip.Prefix, onlyLocal bool) ([]volume.Coverage, error)
 	RecordedClients(ctx context.Context) ([]volume.RecordedClient, error)
+	Recorded(ctx context.Context, owner volume.FenceOwner) ([]netip.Prefix, error)
 }
 
 // Offer is what a process serves.
@@ -182,6 +183,32 @@ func (s *Server) ListRecordedClients(ctx context.Context, r *fencev1.ListRecorde
 		return nil, err
 	}
 	return request.RecordedClientsResponse(all), nil
+}
+
+// ListRecordedFences lists the blocks of these parameters in every phase.
+func (s *Server) ListRecordedFences(ctx context.Context, r *fencev1.ListRecordedFencesRequest) (*fencev1.ListRecordedFencesResponse, error) {
+	if err := s.requireFence("ListRecordedFences"); err != nil {
+		return nil, err
+	}
+	if err := s.authenticate(r.GetSecrets()); err != nil {
+		return nil, err
+	}
+	owner, err := request.List(&fence.ListClusterFenceRequest{Parameters: r.GetParameters()})
+	if err != nil {
+		return nil, err
+	}
+	if owner == nil {
+		return nil, errs.Errorf(errs.Invalid, "parameters is empty: specify those of the owner whose fences are listed")
+	}
+	blocks, err := s.config.Enforcer.Recorded(ctx, *owner)
+	if err != nil {
+		return nil, err
+	}
+	out := &fencev1.ListRecordedFencesResponse{}
+	for _, b := range blocks {
+		out.Cidrs = append(out.Cidrs, b.String())
+	}
+	return out, nil
 }
 
 // sendWaiting uses the response header, as the contract has no field; for "cleat

@@ -60,6 +60,13 @@ func (l *list) RecordedClients(context.Context) ([]volume.RecordedClient, error)
 	}}, l.err
 }
 
+func (l *list) Recorded(_ context.Context, owner volume.FenceOwner) ([]netip.Prefix, error) {
+	if owner.Digest != request.Owner(map[string]string{"clusterID": "a"}).Digest {
+		return nil, l.err
+	}
+	return []netip.Prefix{netip.MustParsePrefix("10.0.0.7/32")}, l.err
+}
+
 func here(context.Context) (volume.Client, error) {
 	return volume.Client{Node: "n1", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8::1")}}, nil
 }
@@ -97,6 +104,15 @@ func TestCallsReachTheEnforcer(t *testing.T) {
 			t.Errorf("coverage of %v: %v, %v", c.cidrs, coverage, err)
 		}
 	}
+	for owner, want := range map[string]int{"a": 1, "b": 0} {
+		fences, err := s.ListRecordedFences(t.Context(), &fencev1.ListRecordedFencesRequest{Parameters: map[string]string{"clusterID": owner}})
+		if err != nil || len(fences.GetCidrs()) != want {
+			t.Errorf("fences of %s: %v, %v", owner, fences, err)
+		}
+	}
+	if _, err := s.ListRecordedFences(t.Context(), &fencev1.ListRecordedFencesRequest{}); !errors.Is(err, errs.Invalid) {
+		t.Errorf("fences of all owners: %v", err)
+	}
 	recorded := testkit.Value(s.ListRecordedClients(t.Context(), &fencev1.ListRecordedClientsRequest{}))(t)
 	testkit.Diff(t, "recorded clients", fmt.Sprint(testkit.Value(l.RecordedClients(t.Context()))(t)), fmt.Sprint(testkit.Value(request.RecordedClients(recorded))(t)))
 	recorded.Clients[0].FormerAddresses[0] = "10.0.0"
@@ -122,9 +138,10 @@ func TestCallsNotOffered(t *testing.T) {
 	_, atList := s.ListClusterFence(t.Context(), &fence.ListClusterFenceRequest{})
 	_, atCoverage := s.GetCoverage(t.Context(), &fencev1.GetCoverageRequest{})
 	_, atRecorded := s.ListRecordedClients(t.Context(), &fencev1.ListRecordedClientsRequest{})
+	_, atFences := s.ListRecordedFences(t.Context(), &fencev1.ListRecordedFencesRequest{})
 	_, atClients := s.GetFenceClients(t.Context(), &fence.GetFenceClientsRequest{})
-	for i, err := range []error{atFence, atUnfence, atList, atCoverage, atRecorded, atClients} {
-		if errs.Code(err) != codes.Unimplemented || (i < 5 && !strings.Contains(err.Error(), "--more")) {
+	for i, err := range []error{atFence, atUnfence, atList, atCoverage, atRecorded, atFences, atClients} {
+		if errs.Code(err) != codes.Unimplemented || (i < 6 && !strings.Contains(err.Error(), "--more")) {
 			t.Errorf("call %d: %v", i, err)
 		}
 	}
@@ -203,8 +220,9 @@ func TestEveryCallIsAuthenticated(t *testing.T) {
 	_, atUnfence := s.UnfenceClusterNetwork(t.Context(), &fence.UnfenceClusterNetworkRequest{Cidrs: cidr("10.0.0.7")})
 	_, atList := s.ListClusterFence(t.Context(), &fence.ListClusterFenceRequest{})
 	_, atRecorded := s.ListRecordedClients(t.Context(), &fencev1.ListRecordedClientsRequest{})
+	_, atFences := s.ListRecordedFences(t.Context(), &fencev1.ListRecordedFencesRequest{})
 	_, atClients := s.GetFenceClients(t.Context(), &fence.GetFenceClientsRequest{})
-	for i, err := range []error{atFence, atUnfence, atList, atRecorded, atClients} {
+	for i, err := range []error{atFence, atUnfence, atList, atRecorded, atFences, atClients} {
 		if !errors.Is(err, denied) {
 			t.Errorf("call %d: %v", i, err)
 		}

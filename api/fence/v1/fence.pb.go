@@ -29,6 +29,104 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type ListRecordedFencesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As in the calls of CSI-Addons. At least one, since they are the owner.
+	Parameters    map[string]string `protobuf:"bytes,1,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Secrets       map[string]string `protobuf:"bytes,2,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRecordedFencesRequest) Reset() {
+	*x = ListRecordedFencesRequest{}
+	mi := &file_fence_v1_fence_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRecordedFencesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRecordedFencesRequest) ProtoMessage() {}
+
+func (x *ListRecordedFencesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_fence_v1_fence_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRecordedFencesRequest.ProtoReflect.Descriptor instead.
+func (*ListRecordedFencesRequest) Descriptor() ([]byte, []int) {
+	return file_fence_v1_fence_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ListRecordedFencesRequest) GetParameters() map[string]string {
+	if x != nil {
+		return x.Parameters
+	}
+	return nil
+}
+
+func (x *ListRecordedFencesRequest) GetSecrets() map[string]string {
+	if x != nil {
+		return x.Secrets
+	}
+	return nil
+}
+
+type ListRecordedFencesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Blocks, in any phase.
+	Cidrs         []string `protobuf:"bytes,1,rep,name=cidrs,proto3" json:"cidrs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRecordedFencesResponse) Reset() {
+	*x = ListRecordedFencesResponse{}
+	mi := &file_fence_v1_fence_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRecordedFencesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRecordedFencesResponse) ProtoMessage() {}
+
+func (x *ListRecordedFencesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_fence_v1_fence_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRecordedFencesResponse.ProtoReflect.Descriptor instead.
+func (*ListRecordedFencesResponse) Descriptor() ([]byte, []int) {
+	return file_fence_v1_fence_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ListRecordedFencesResponse) GetCidrs() []string {
+	if x != nil {
+		return x.Cidrs
+	}
+	return nil
+}
+
 type ListRecordedClientsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// As in the calls of CSI-Addons.
@@ -39,7 +137,7 @@ type ListRecordedClientsRequest struct {
 
 func (x *ListRecordedClientsRequest) Reset() {
 	*x = ListRecordedClientsRequest{}
-	mi := &file_fence_v1_fence_proto_msgTypes[0]
+	mi := &file_fence_v1_fence_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -51,7 +149,7 @@ func (x *ListRecordedClientsRequest) String() string {
 func (*ListRecordedClientsRequest) ProtoMessage() {}
 
 func (x *ListRecordedClientsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fence_v1_fence_proto_msgTypes[0]
+	mi := &file_fence_v1_fence_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -64,7 +162,7 @@ func (x *ListRecordedClientsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRecordedClientsRequest.ProtoReflect.Descriptor instead.
 func (*ListRecordedClientsRequest) Descriptor() ([]byte, []int) {
-	return file_fence_v1_fence_proto_rawDescGZIP(), []int{0}
+	return file_fence_v1_fence_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *ListRecordedClientsRequest) GetSecrets() map[string]string {
@@ -83,7 +181,7 @@ type ListRecordedClientsResponse struct {
 
 func (x *ListRecordedClientsResponse) Reset() {
 	*x = ListRecordedClientsResponse{}
-	mi := &file_fence_v1_fence_proto_msgTypes[1]
+	mi := &file_fence_v1_fence_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -95,7 +193,7 @@ func (x *ListRecordedClientsResponse) String() string {
 func (*ListRecordedClientsResponse) ProtoMessage() {}
 
 func (x *ListRecordedClientsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fence_v1_fence_proto_msgTypes[1]
+	mi := &file_fence_v1_fence_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -108,7 +206,7 @@ func (x *ListRecordedClientsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRecordedClientsResponse.ProtoReflect.Descriptor instead.
 func (*ListRecordedClientsResponse) Descriptor() ([]byte, []int) {
-	return file_fence_v1_fence_proto_rawDescGZIP(), []int{1}
+	return file_fence_v1_fence_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ListRecordedClientsResponse) GetClients() []*RecordedClient {
@@ -132,7 +230,7 @@ type RecordedClient struct {
 
 func (x *RecordedClient) Reset() {
 	*x = RecordedClient{}
-	mi := &file_fence_v1_fence_proto_msgTypes[2]
+	mi := &file_fence_v1_fence_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -144,7 +242,7 @@ func (x *RecordedClient) String() string {
 func (*RecordedClient) ProtoMessage() {}
 
 func (x *RecordedClient) ProtoReflect() protoreflect.Message {
-	mi := &file_fence_v1_fence_proto_msgTypes[2]
+	mi := &file_fence_v1_fence_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -157,7 +255,7 @@ func (x *RecordedClient) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordedClient.ProtoReflect.Descriptor instead.
 func (*RecordedClient) Descriptor() ([]byte, []int) {
-	return file_fence_v1_fence_proto_rawDescGZIP(), []int{2}
+	return file_fence_v1_fence_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RecordedClient) GetNode() string {
@@ -195,7 +293,7 @@ type GetCoverageRequest struct {
 
 func (x *GetCoverageRequest) Reset() {
 	*x = GetCoverageRequest{}
-	mi := &file_fence_v1_fence_proto_msgTypes[3]
+	mi := &file_fence_v1_fence_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -207,7 +305,7 @@ func (x *GetCoverageRequest) String() string {
 func (*GetCoverageRequest) ProtoMessage() {}
 
 func (x *GetCoverageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_fence_v1_fence_proto_msgTypes[3]
+	mi := &file_fence_v1_fence_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -220,7 +318,7 @@ func (x *GetCoverageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCoverageRequest.ProtoReflect.Descriptor instead.
 func (*GetCoverageRequest) Descriptor() ([]byte, []int) {
-	return file_fence_v1_fence_proto_rawDescGZIP(), []int{3}
+	return file_fence_v1_fence_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GetCoverageRequest) GetCidrs() []string {
@@ -253,7 +351,7 @@ type GetCoverageResponse struct {
 
 func (x *GetCoverageResponse) Reset() {
 	*x = GetCoverageResponse{}
-	mi := &file_fence_v1_fence_proto_msgTypes[4]
+	mi := &file_fence_v1_fence_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -265,7 +363,7 @@ func (x *GetCoverageResponse) String() string {
 func (*GetCoverageResponse) ProtoMessage() {}
 
 func (x *GetCoverageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_fence_v1_fence_proto_msgTypes[4]
+	mi := &file_fence_v1_fence_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -278,7 +376,7 @@ func (x *GetCoverageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCoverageResponse.ProtoReflect.Descriptor instead.
 func (*GetCoverageResponse) Descriptor() ([]byte, []int) {
-	return file_fence_v1_fence_proto_rawDescGZIP(), []int{4}
+	return file_fence_v1_fence_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GetCoverageResponse) GetEnforcers() []*EnforcerCoverage {
@@ -317,7 +415,7 @@ type EnforcerCoverage struct {
 
 func (x *EnforcerCoverage) Reset() {
 	*x = EnforcerCoverage{}
-	mi := &file_fence_v1_fence_proto_msgTypes[5]
+	mi := &file_fence_v1_fence_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -329,7 +427,7 @@ func (x *EnforcerCoverage) String() string {
 func (*EnforcerCoverage) ProtoMessage() {}
 
 func (x *EnforcerCoverage) ProtoReflect() protoreflect.Message {
-	mi := &file_fence_v1_fence_proto_msgTypes[5]
+	mi := &file_fence_v1_fence_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -342,7 +440,7 @@ func (x *EnforcerCoverage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnforcerCoverage.ProtoReflect.Descriptor instead.
 func (*EnforcerCoverage) Descriptor() ([]byte, []int) {
-	return file_fence_v1_fence_proto_rawDescGZIP(), []int{5}
+	return file_fence_v1_fence_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *EnforcerCoverage) GetEnforcer() string {
@@ -420,7 +518,7 @@ type Server struct {
 
 func (x *Server) Reset() {
 	*x = Server{}
-	mi := &file_fence_v1_fence_proto_msgTypes[6]
+	mi := &file_fence_v1_fence_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -432,7 +530,7 @@ func (x *Server) String() string {
 func (*Server) ProtoMessage() {}
 
 func (x *Server) ProtoReflect() protoreflect.Message {
-	mi := &file_fence_v1_fence_proto_msgTypes[6]
+	mi := &file_fence_v1_fence_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -445,7 +543,7 @@ func (x *Server) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Server.ProtoReflect.Descriptor instead.
 func (*Server) Descriptor() ([]byte, []int) {
-	return file_fence_v1_fence_proto_rawDescGZIP(), []int{6}
+	return file_fence_v1_fence_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Server) GetAddress() string {
@@ -475,7 +573,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_fence_v1_fence_proto_msgTypes[7]
+	mi := &file_fence_v1_fence_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -487,7 +585,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_fence_v1_fence_proto_msgTypes[7]
+	mi := &file_fence_v1_fence_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -500,7 +598,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_fence_v1_fence_proto_rawDescGZIP(), []int{7}
+	return file_fence_v1_fence_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Session) GetClient() string {
@@ -528,7 +626,20 @@ var File_fence_v1_fence_proto protoreflect.FileDescriptor
 
 const file_fence_v1_fence_proto_rawDesc = "" +
 	"\n" +
-	"\x14fence/v1/fence.proto\x12\x0ecleat.fence.v1\"\xab\x01\n" +
+	"\x14fence/v1/fence.proto\x12\x0ecleat.fence.v1\"\xc3\x02\n" +
+	"\x19ListRecordedFencesRequest\x12Y\n" +
+	"\n" +
+	"parameters\x18\x01 \x03(\v29.cleat.fence.v1.ListRecordedFencesRequest.ParametersEntryR\n" +
+	"parameters\x12P\n" +
+	"\asecrets\x18\x02 \x03(\v26.cleat.fence.v1.ListRecordedFencesRequest.SecretsEntryR\asecrets\x1a=\n" +
+	"\x0fParametersEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a:\n" +
+	"\fSecretsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"2\n" +
+	"\x1aListRecordedFencesResponse\x12\x14\n" +
+	"\x05cidrs\x18\x01 \x03(\tR\x05cidrs\"\xab\x01\n" +
 	"\x1aListRecordedClientsRequest\x12Q\n" +
 	"\asecrets\x18\x01 \x03(\v27.cleat.fence.v1.ListRecordedClientsRequest.SecretsEntryR\asecrets\x1a:\n" +
 	"\fSecretsEntry\x12\x10\n" +
@@ -565,10 +676,11 @@ const file_fence_v1_fence_proto_rawDesc = "" +
 	"\aSession\x12\x16\n" +
 	"\x06client\x18\x01 \x01(\tR\x06client\x12\x16\n" +
 	"\x06server\x18\x02 \x01(\tR\x06server\x12\x16\n" +
-	"\x06holder\x18\x03 \x01(\tR\x06holder2\xd6\x01\n" +
+	"\x06holder\x18\x03 \x01(\tR\x06holder2\xc5\x02\n" +
 	"\bCoverage\x12X\n" +
 	"\vGetCoverage\x12\".cleat.fence.v1.GetCoverageRequest\x1a#.cleat.fence.v1.GetCoverageResponse\"\x00\x12p\n" +
-	"\x13ListRecordedClients\x12*.cleat.fence.v1.ListRecordedClientsRequest\x1a+.cleat.fence.v1.ListRecordedClientsResponse\"\x00B4Z2github.com/cleatproject/cleat/api/fence/v1;fencev1b\x06proto3"
+	"\x13ListRecordedClients\x12*.cleat.fence.v1.ListRecordedClientsRequest\x1a+.cleat.fence.v1.ListRecordedClientsResponse\"\x00\x12m\n" +
+	"\x12ListRecordedFences\x12).cleat.fence.v1.ListRecordedFencesRequest\x1a*.cleat.fence.v1.ListRecordedFencesResponse\"\x00B4Z2github.com/cleatproject/cleat/api/fence/v1;fencev1b\x06proto3"
 
 var (
 	file_fence_v1_fence_proto_rawDescOnce sync.Once
@@ -582,40 +694,48 @@ func file_fence_v1_fence_proto_rawDescGZIP() []byte {
 	return file_fence_v1_fence_proto_rawDescData
 }
 
-var file_fence_v1_fence_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_fence_v1_fence_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_fence_v1_fence_proto_goTypes = []any{
-	(*ListRecordedClientsRequest)(nil),  // 0: cleat.fence.v1.ListRecordedClientsRequest
-	(*ListRecordedClientsResponse)(nil), // 1: cleat.fence.v1.ListRecordedClientsResponse
-	(*RecordedClient)(nil),              // 2: cleat.fence.v1.RecordedClient
-	(*GetCoverageRequest)(nil),          // 3: cleat.fence.v1.GetCoverageRequest
-	(*GetCoverageResponse)(nil),         // 4: cleat.fence.v1.GetCoverageResponse
-	(*EnforcerCoverage)(nil),            // 5: cleat.fence.v1.EnforcerCoverage
-	(*Server)(nil),                      // 6: cleat.fence.v1.Server
-	(*Session)(nil),                     // 7: cleat.fence.v1.Session
-	nil,                                 // 8: cleat.fence.v1.ListRecordedClientsRequest.SecretsEntry
-	nil,                                 // 9: cleat.fence.v1.GetCoverageRequest.SecretsEntry
+	(*ListRecordedFencesRequest)(nil),   // 0: cleat.fence.v1.ListRecordedFencesRequest
+	(*ListRecordedFencesResponse)(nil),  // 1: cleat.fence.v1.ListRecordedFencesResponse
+	(*ListRecordedClientsRequest)(nil),  // 2: cleat.fence.v1.ListRecordedClientsRequest
+	(*ListRecordedClientsResponse)(nil), // 3: cleat.fence.v1.ListRecordedClientsResponse
+	(*RecordedClient)(nil),              // 4: cleat.fence.v1.RecordedClient
+	(*GetCoverageRequest)(nil),          // 5: cleat.fence.v1.GetCoverageRequest
+	(*GetCoverageResponse)(nil),         // 6: cleat.fence.v1.GetCoverageResponse
+	(*EnforcerCoverage)(nil),            // 7: cleat.fence.v1.EnforcerCoverage
+	(*Server)(nil),                      // 8: cleat.fence.v1.Server
+	(*Session)(nil),                     // 9: cleat.fence.v1.Session
+	nil,                                 // 10: cleat.fence.v1.ListRecordedFencesRequest.ParametersEntry
+	nil,                                 // 11: cleat.fence.v1.ListRecordedFencesRequest.SecretsEntry
+	nil,                                 // 12: cleat.fence.v1.ListRecordedClientsRequest.SecretsEntry
+	nil,                                 // 13: cleat.fence.v1.GetCoverageRequest.SecretsEntry
 }
 var file_fence_v1_fence_proto_depIdxs = []int32{
-	8,  // 0: cleat.fence.v1.ListRecordedClientsRequest.secrets:type_name -> cleat.fence.v1.ListRecordedClientsRequest.SecretsEntry
-	2,  // 1: cleat.fence.v1.ListRecordedClientsResponse.clients:type_name -> cleat.fence.v1.RecordedClient
-	9,  // 2: cleat.fence.v1.GetCoverageRequest.secrets:type_name -> cleat.fence.v1.GetCoverageRequest.SecretsEntry
-	5,  // 3: cleat.fence.v1.GetCoverageResponse.enforcers:type_name -> cleat.fence.v1.EnforcerCoverage
-	6,  // 4: cleat.fence.v1.EnforcerCoverage.servers:type_name -> cleat.fence.v1.Server
-	7,  // 5: cleat.fence.v1.EnforcerCoverage.sessions:type_name -> cleat.fence.v1.Session
-	7,  // 6: cleat.fence.v1.EnforcerCoverage.unprotected:type_name -> cleat.fence.v1.Session
-	7,  // 7: cleat.fence.v1.EnforcerCoverage.forwarded:type_name -> cleat.fence.v1.Session
-	7,  // 8: cleat.fence.v1.EnforcerCoverage.others:type_name -> cleat.fence.v1.Session
-	6,  // 9: cleat.fence.v1.EnforcerCoverage.uncovered:type_name -> cleat.fence.v1.Server
-	6,  // 10: cleat.fence.v1.EnforcerCoverage.unfenced:type_name -> cleat.fence.v1.Server
-	3,  // 11: cleat.fence.v1.Coverage.GetCoverage:input_type -> cleat.fence.v1.GetCoverageRequest
-	0,  // 12: cleat.fence.v1.Coverage.ListRecordedClients:input_type -> cleat.fence.v1.ListRecordedClientsRequest
-	4,  // 13: cleat.fence.v1.Coverage.GetCoverage:output_type -> cleat.fence.v1.GetCoverageResponse
-	1,  // 14: cleat.fence.v1.Coverage.ListRecordedClients:output_type -> cleat.fence.v1.ListRecordedClientsResponse
-	13, // [13:15] is the sub-list for method output_type
-	11, // [11:13] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	10, // 0: cleat.fence.v1.ListRecordedFencesRequest.parameters:type_name -> cleat.fence.v1.ListRecordedFencesRequest.ParametersEntry
+	11, // 1: cleat.fence.v1.ListRecordedFencesRequest.secrets:type_name -> cleat.fence.v1.ListRecordedFencesRequest.SecretsEntry
+	12, // 2: cleat.fence.v1.ListRecordedClientsRequest.secrets:type_name -> cleat.fence.v1.ListRecordedClientsRequest.SecretsEntry
+	4,  // 3: cleat.fence.v1.ListRecordedClientsResponse.clients:type_name -> cleat.fence.v1.RecordedClient
+	13, // 4: cleat.fence.v1.GetCoverageRequest.secrets:type_name -> cleat.fence.v1.GetCoverageRequest.SecretsEntry
+	7,  // 5: cleat.fence.v1.GetCoverageResponse.enforcers:type_name -> cleat.fence.v1.EnforcerCoverage
+	8,  // 6: cleat.fence.v1.EnforcerCoverage.servers:type_name -> cleat.fence.v1.Server
+	9,  // 7: cleat.fence.v1.EnforcerCoverage.sessions:type_name -> cleat.fence.v1.Session
+	9,  // 8: cleat.fence.v1.EnforcerCoverage.unprotected:type_name -> cleat.fence.v1.Session
+	9,  // 9: cleat.fence.v1.EnforcerCoverage.forwarded:type_name -> cleat.fence.v1.Session
+	9,  // 10: cleat.fence.v1.EnforcerCoverage.others:type_name -> cleat.fence.v1.Session
+	8,  // 11: cleat.fence.v1.EnforcerCoverage.uncovered:type_name -> cleat.fence.v1.Server
+	8,  // 12: cleat.fence.v1.EnforcerCoverage.unfenced:type_name -> cleat.fence.v1.Server
+	5,  // 13: cleat.fence.v1.Coverage.GetCoverage:input_type -> cleat.fence.v1.GetCoverageRequest
+	2,  // 14: cleat.fence.v1.Coverage.ListRecordedClients:input_type -> cleat.fence.v1.ListRecordedClientsRequest
+	0,  // 15: cleat.fence.v1.Coverage.ListRecordedFences:input_type -> cleat.fence.v1.ListRecordedFencesRequest
+	6,  // 16: cleat.fence.v1.Coverage.GetCoverage:output_type -> cleat.fence.v1.GetCoverageResponse
+	3,  // 17: cleat.fence.v1.Coverage.ListRecordedClients:output_type -> cleat.fence.v1.ListRecordedClientsResponse
+	1,  // 18: cleat.fence.v1.Coverage.ListRecordedFences:output_type -> cleat.fence.v1.ListRecordedFencesResponse
+	16, // [16:19] is the sub-list for method output_type
+	13, // [13:16] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_fence_v1_fence_proto_init() }
@@ -629,7 +749,7 @@ func file_fence_v1_fence_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_fence_v1_fence_proto_rawDesc), len(file_fence_v1_fence_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -29,6 +29,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Coverage_GetCoverage_FullMethodName         = "/cleat.fence.v1.Coverage/GetCoverage"
 	Coverage_ListRecordedClients_FullMethodName = "/cleat.fence.v1.Coverage/ListRecordedClients"
+	Coverage_ListRecordedFences_FullMethodName  = "/cleat.fence.v1.Coverage/ListRecordedFences"
 )
 
 // CoverageClient is the client API for Coverage service.
@@ -41,6 +42,10 @@ type CoverageClient interface {
 	// ListRecordedClients returns the clients that were recorded when they were
 	// granted volumes. A service that grants none, as a packet filter, has none.
 	ListRecordedClients(ctx context.Context, in *ListRecordedClientsRequest, opts ...grpc.CallOption) (*ListRecordedClientsResponse, error)
+	// ListRecordedFences returns the fences of the owner with these parameters in
+	// every phase, also those that ListClusterFence omits because they are not in
+	// force everywhere yet, or still being lifted. Nothing is read back.
+	ListRecordedFences(ctx context.Context, in *ListRecordedFencesRequest, opts ...grpc.CallOption) (*ListRecordedFencesResponse, error)
 }
 
 type coverageClient struct {
@@ -71,6 +76,16 @@ func (c *coverageClient) ListRecordedClients(ctx context.Context, in *ListRecord
 	return out, nil
 }
 
+func (c *coverageClient) ListRecordedFences(ctx context.Context, in *ListRecordedFencesRequest, opts ...grpc.CallOption) (*ListRecordedFencesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListRecordedFencesResponse)
+	err := c.cc.Invoke(ctx, Coverage_ListRecordedFences_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // CoverageServer is the server API for Coverage service.
 // All implementations must embed UnimplementedCoverageServer
 // for forward compatibility.
@@ -81,6 +96,10 @@ type CoverageServer interface {
 	// ListRecordedClients returns the clients that were recorded when they were
 	// granted volumes. A service that grants none, as a packet filter, has none.
 	ListRecordedClients(context.Context, *ListRecordedClientsRequest) (*ListRecordedClientsResponse, error)
+	// ListRecordedFences returns the fences of the owner with these parameters in
+	// every phase, also those that ListClusterFence omits because they are not in
+	// force everywhere yet, or still being lifted. Nothing is read back.
+	ListRecordedFences(context.Context, *ListRecordedFencesRequest) (*ListRecordedFencesResponse, error)
 	mustEmbedUnimplementedCoverageServer()
 }
 
@@ -96,6 +115,9 @@ func (UnimplementedCoverageServer) GetCoverage(context.Context, *GetCoverageRequ
 }
 func (UnimplementedCoverageServer) ListRecordedClients(context.Context, *ListRecordedClientsRequest) (*ListRecordedClientsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListRecordedClients not implemented")
+}
+func (UnimplementedCoverageServer) ListRecordedFences(context.Context, *ListRecordedFencesRequest) (*ListRecordedFencesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListRecordedFences not implemented")
 }
 func (UnimplementedCoverageServer) mustEmbedUnimplementedCoverageServer() {}
 func (UnimplementedCoverageServer) testEmbeddedByValue()                  {}
@@ -154,6 +176,24 @@ func _Coverage_ListRecordedClients_Handler(srv interface{}, ctx context.Context,
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Coverage_ListRecordedFences_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListRecordedFencesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CoverageServer).ListRecordedFences(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Coverage_ListRecordedFences_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CoverageServer).ListRecordedFences(ctx, req.(*ListRecordedFencesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Coverage_ServiceDesc is the grpc.ServiceDesc for Coverage service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -168,6 +208,10 @@ var Coverage_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListRecordedClients",
 			Handler:    _Coverage_ListRecordedClients_Handler,
+		},
+		{
+			MethodName: "ListRecordedFences",
+			Handler:    _Coverage_ListRecordedFences_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
