@@ -36,6 +36,8 @@ type cluster struct {
 	last   int
 }
 
+var eventResource = schema.GroupVersionResource{Version: "v1", Resource: "events"}
+
 func newCluster(t *testing.T) *cluster {
 	kinds := map[schema.GroupVersionResource]string{
 		claimResource: "PersistentVolumeClaimList", podResource: "PodList", volumeResource: "PersistentVolumeList", nodeResource: "NodeList",

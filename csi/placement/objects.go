@@ -21,7 +21,6 @@ var (
 	podResource      = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 	volumeResource   = schema.GroupVersionResource{Version: "v1", Resource: "persistentvolumes"}
 	nodeResource     = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
-	eventResource    = schema.GroupVersionResource{Version: "v1", Resource: "events"}
 	classResource    = schema.GroupVersionResource{Group: "storage.k8s.io", Version: "v1", Resource: "storageclasses"}
 	snapshotResource = schema.GroupVersionResource{Group: snapshotGroup, Version: "v1", Resource: "volumesnapshots"}
 	contentResource  = schema.GroupVersionResource{Group: snapshotGroup, Version: "v1", Resource: "volumesnapshotcontents"}
