@@ -16,12 +16,16 @@ import (
 // roleEnvironment selects another role of a test binary.
 const roleEnvironment = "CLEAT_FENCE_ROLE"
 
+// IsRole reports whether this process has another role than the tests, which Main
+// runs.
+func IsRole() bool { return os.Getenv(roleEnvironment) != "" }
+
 func selfPID() int { return os.Getpid() }
 
 // Main is the TestMain of packages that use the rig. Processes of the rig are
 // the same binary in another role: its own, or one of roles, by name. Scratch
 // directories of all tests are in one that is removed with the test.
-func Main(m *testing.M, roles map[string]func() int, prepare func() error) {
+func Main(m goleak.TestingM, roles map[string]func() int, prepare func() error) {
 	role := os.Getenv(roleEnvironment)
 	_ = os.Unsetenv(roleEnvironment) // of this process, not inherited by its children
 	switch role {
