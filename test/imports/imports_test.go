@@ -40,6 +40,7 @@ var rules = []struct {
 	{"sriov/...", []string{"sriov/...", "api/...", "internal/..."}},
 	{"driver/...", []string{"driver/...", "csi", "fence/...", "node/...", "kubelet/...", "volume/...", "internal/..."}},
 	{"kubelet/...", []string{"kubelet/...", "api/...", "internal/..."}},
+	{"takeover/plan", nil},
 	{"cmd/...", []string{"..."}},
 	{"demo/...", []string{"demo/...", "csi/client", "fence/client", "dpu/client", "dpu/request", "sriov/control", "sriov/gate", "kubelet/...", "spdk", "api/...", "volume/...", "internal/...", "test/..."}},
 	{"diagnosis/...", []string{"docs", "internal/..."}},

@@ -1,0 +1,167 @@
+package plan
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+// Status is the status of a StorageFenceRemediation.
+type Status struct {
+	Conditions  []Condition  `json:"conditions,omitempty"`
+	Record      *Record      `json:"record,omitempty"`
+	Intent      *Intent      `json:"intent,omitempty"`
+	Certificate *Certificate `json:"certificate,omitempty"`
+	Release     *Release     `json:"release,omitempty"`
+}
+
+// Types of conditions. The first three are NodeHealthCheck's.
+const (
+	Processing           = "Processing"
+	Succeeded            = "Succeeded"
+	NodeDeletionExpected = "PermanentNodeDeletionExpected"
+	Blocked              = "Blocked" // a person has to do what the message says
+)
+
+// Condition has the fields of metav1.Condition.
+type Condition struct {
+	Type               string    `json:"type"`
+	Status             string    `json:"status"` // True, False, Unknown
+	Reason             string    `json:"reason"`
+	Message            string    `json:"message"`
+	LastTransitionTime time.Time `json:"lastTransitionTime"`
+}
+
+// Record is what was written down about the node before it was fenced. It only
+// grows while fences can exist.
+type Record struct {
+	NodeUID  string    `json:"nodeUID"`
+	Machines []Machine `json:"machines"` // the node first, then its DPUs
+	Volumes  []Volume  `json:"volumes,omitempty"`
+	Clients  []Client  `json:"clients"`
+	At       time.Time `json:"at"`
+	Digest   string    `json:"digest"`
+}
+
+// Machine is a host or a DPU, and its boot.
+type Machine struct {
+	Name       string `json:"name"`
+	MachineID  string `json:"machineID"`
+	SystemUUID string `json:"systemUUID"`
+	BootID     string `json:"bootID"`
+}
+
+// Volume is a volume that the node can have in use. Slices are sorted.
+type Volume struct {
+	Name         string `json:"name"`                   // PersistentVolume, or namespace/pod/volume
+	Plugin       string `json:"plugin"`                 // key of the source in the object: csi, nfs, iscsi, ...
+	Driver       string `json:"driver,omitempty"`       // of plugin csi
+	Handle       string `json:"handle,omitempty"`       // of plugin csi
+	Cluster      string `json:"cluster,omitempty"`      // cluster or server that has the data
+	Inline       bool   `json:"inline,omitempty"`       // of a pod, without a PersistentVolume
+	NoAttachment bool   `json:"noAttachment,omitempty"` // the driver has no VolumeAttachments
+	// OnNode: the storage target that serves the volume is the lost node itself.
+	OnNode bool `json:"onNode,omitempty"`
+	// SeenIn names the objects: Pod namespace/name, VolumeAttachment name,
+	// volumesInUse.
+	SeenIn []string `json:"seenIn"`
+}
+
+// Source is where the address of a client comes from.
+type Source string
+
+// Sources of addresses.
+const (
+	FromGrant          Source = "grant"           // recorded when a volume was granted
+	FromFenceClients   Source = "fence clients"   // answer of GetFenceClients
+	FromCSIAddonsNode  Source = "CSIAddonsNode"   // its status
+	FromStorageNetwork Source = "storage network" // configuration
+	FromNode           Source = "node"            // addresses of the Node object
+)
+
+// Client is a client of the storage as one source has it. Slices are sorted.
+type Client struct {
+	Machine   string       `json:"machine"` // Machine.Name
+	Source    Source       `json:"source"`
+	Backend   string       `json:"backend,omitempty"` // that the client uses; empty for any
+	Addresses []netip.Addr `json:"addresses"`
+	// Rejected are texts of the source that are no single address.
+	Rejected []string `json:"rejected,omitempty"`
+}
+
+// Intent is what is fenced. It is in the status before the first fence.
+type Intent struct {
+	Record  string    `json:"record"` // digest
+	Targets []Target  `json:"targets"`
+	At      time.Time `json:"at"`
+	Digest  string    `json:"digest"`
+}
+
+// Target is what one backend fences.
+type Target struct {
+	Backend   string       `json:"backend"`
+	Addresses []netip.Addr `json:"addresses"` // sorted, unique
+}
+
+// Certificate states that each target of an intent was read back after the
+// intent was written. Its digest covers record and intent by their digests.
+type Certificate struct {
+	Record string    `json:"record"` // digest
+	Intent string    `json:"intent"` // digest
+	Proofs []Proof   `json:"proofs"`
+	At     time.Time `json:"at"`
+	Digest string    `json:"digest"`
+}
+
+// Proof is how the fence of one target was proved.
+type Proof struct {
+	Backend     string       `json:"backend"`
+	DriversWord bool         `json:"driversWord,omitempty"` // the evidence is what the driver said
+	Addresses   []netip.Addr `json:"addresses"`
+	Evidence    []string     `json:"evidence,omitempty"`
+	At          time.Time    `json:"at"` // when the read began
+}
+
+// Release allows to lift the fences. It is final for the object.
+type Release struct {
+	Record   string     `json:"record"` // digest
+	Machines []Returned `json:"machines"`
+	At       time.Time  `json:"at"`
+}
+
+// Returned is why a recorded machine cannot write any more.
+type Returned struct {
+	Name   string `json:"name"`
+	BootID string `json:"bootID,omitempty"` // the new boot of the same machine; empty if a person confirmed
+}
+
+// digest returns the SHA-256 of the JSON of a value whose own digest is empty.
+func digest(value any) string {
+	text, err := json.Marshal(value)
+	if err != nil {
+		panic(fmt.Sprintf("plan: %T has no JSON: %v", value, err)) // the types above all have one
+	}
+	sum := sha256.Sum256(text)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+func (r Record) sealed() *Record {
+	r.Digest = ""
+	r.Digest = digest(r)
+	return &r
+}
+
+func (i Intent) sealed() *Intent {
+	i.Digest = ""
+	i.Digest = digest(i)
+	return &i
+}
+
+func (c Certificate) sealed() *Certificate {
+	c.Digest = ""
+	c.Digest = digest(c)
+	return &c
+}
