@@ -31,7 +31,8 @@ type Fence struct {
 	Addresses []netip.Addr
 }
 
-// TaintNode adds the taint node.kubernetes.io/out-of-service:NoExecute.
+// TaintNode adds the taint node.kubernetes.io/out-of-service:NoExecute with
+// TaintValue.
 type TaintNode struct{ Value string }
 
 // DeletePods deletes pods with grace period 0 and their UIDs as precondition.
@@ -43,8 +44,8 @@ type Unfence struct {
 	Addresses []netip.Addr
 }
 
-// LeaveNode removes the claim and what the controller had set, in one update.
-type LeaveNode struct{ RemoveTaint, Uncordon bool }
+// LeaveNode removes what the controller had set, in one update.
+type LeaveNode struct{ RemoveTaint, RemoveClaim, Uncordon bool }
 
 func (AddFinalizer) action()    {}
 func (RemoveFinalizer) action() {}
