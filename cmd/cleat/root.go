@@ -22,6 +22,7 @@ Getting started, as root:
   cleat dpu                           run the storage vendor plugin of a DPU
   cleat sriov list                    list SR-IOV functions and their resources
   cleat fence serve                   run the network fencing service of a storage server
+  cleat takeover                      fence lost nodes and let their pods start elsewhere
   cleat volume create data --size 1GiB
   cleat volume attach data /mnt
   cleat status                        show every server of this machine`,
@@ -40,7 +41,7 @@ Getting started, as root:
 			root.AddCommand(c)
 		}
 	}
-	add("servers", newCSICommand(), newDPUCommand(), newSriovCommand(), newHostCommand())
+	add("servers", newCSICommand(), newDPUCommand(), newSriovCommand(), newHostCommand(), newTakeoverCommand())
 	add("clients", newStatusCommand(), newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newFenceCommand(), newPoolCommand(), newDeviceCommand(), newPluginsCommand(), newKubectlCommand())
 	root.AddCommand(newVersionCommand())
 	root.InitDefaultCompletionCmd()

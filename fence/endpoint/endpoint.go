@@ -74,7 +74,7 @@ func (e *Endpoint) parsePeers() error {
 			return fmt.Errorf("--%speer: two peers have the name %q", e.prefix, name)
 		}
 		c := peer.Config{Name: name, Via: e.Name, Target: client.Target{Endpoint: endpoint}}
-		if !isUnix(endpoint) {
+		if !IsUnix(endpoint) {
 			c.Target.TLS = e.tls
 		}
 		e.remotes = append(e.remotes, c)
@@ -82,7 +82,8 @@ func (e *Endpoint) parsePeers() error {
 	return nil
 }
 
-func isUnix(address string) bool {
+// IsUnix reports whether an address is of a UNIX socket.
+func IsUnix(address string) bool {
 	return strings.HasPrefix(address, "unix:") || strings.HasPrefix(address, "/")
 }
 
@@ -91,8 +92,8 @@ func (e *Endpoint) Check() error {
 	if err := e.parsePeers(); err != nil {
 		return err
 	}
-	network := e.Listen != "" && !isUnix(e.Listen) ||
-		slices.ContainsFunc(e.remotes, func(c peer.Config) bool { return !isUnix(c.Target.Endpoint) })
+	network := e.Listen != "" && !IsUnix(e.Listen) ||
+		slices.ContainsFunc(e.remotes, func(c peer.Config) bool { return !IsUnix(c.Target.Endpoint) })
 	switch {
 	case e.CheckInterval <= 0:
 		return fmt.Errorf("--%scheck-interval %s is not positive", e.prefix, e.CheckInterval)
@@ -153,7 +154,7 @@ func (e *Endpoint) PeerAddrs(ctx context.Context, logger *slog.Logger) []netip.A
 	var all []netip.Addr
 	for _, c := range e.remotes {
 		host, _, err := net.SplitHostPort(c.Target.Endpoint)
-		if err != nil || isUnix(c.Target.Endpoint) {
+		if err != nil || IsUnix(c.Target.Endpoint) {
 			continue
 		}
 		addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
@@ -214,7 +215,7 @@ func (e *Endpoint) addService(s *server.Server, name, address string, c service.
 		Attrs:         []any{"endpoint", address, "listener", name, "driver", e.Name, "peers", len(e.Peers), "version", e.Version},
 		CancelWaiting: e.operations.Close,
 	}
-	if !isUnix(address) {
+	if !IsUnix(address) {
 		v.GRPC.MaxAge = maxPeerAge
 	}
 	s.AddService(v)
@@ -233,7 +234,7 @@ func privateFields() []protoreflect.FullName {
 
 // bind uses a socket for privileged users, or TCP with mutual TLS.
 func (e *Endpoint) bind(ctx context.Context, s *server.Server, address string) (net.Listener, error) {
-	if isUnix(address) {
+	if IsUnix(address) {
 		path, err := unixsock.ParseEndpoint(address)
 		if err != nil {
 			return nil, err

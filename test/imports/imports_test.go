@@ -41,6 +41,7 @@ var rules = []struct {
 	{"driver/...", []string{"driver/...", "csi", "fence/...", "node/...", "kubelet/...", "volume/...", "internal/..."}},
 	{"kubelet/...", []string{"kubelet/...", "api/...", "internal/..."}},
 	{"takeover/plan", nil},
+	{"takeover", []string{"takeover/plan", "internal/..."}},
 	{"cmd/...", []string{"..."}},
 	{"demo/...", []string{"demo/...", "csi/client", "fence/client", "dpu/client", "dpu/request", "sriov/control", "sriov/gate", "kubelet/...", "spdk", "api/...", "volume/...", "internal/...", "test/..."}},
 	{"diagnosis/...", []string{"docs", "internal/..."}},

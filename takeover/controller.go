@@ -1,0 +1,245 @@
+package takeover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/takeover/plan"
+)
+
+const (
+	workers     = 8 // remediations at a time
+	minBackoff  = 50 * time.Millisecond
+	maxBackoff  = 15 * time.Second
+	passTimeout = 4 * time.Minute
+	readTimeout = 20 * time.Second // of a backend
+	// fenceTimeout of a call, which a backend answers when sessions have ended. The
+	// next pass continues it.
+	fenceTimeout = 2 * time.Minute
+)
+
+// Config configures a Controller. Client, Namespace, Lease and Identity are
+// required, and a Backend for each of Coverage.
+type Config struct {
+	Client    dynamic.Interface
+	Namespace string // of the remediations and the Lease
+	Lease     string // its name
+	Identity  string // unique for each process
+	Coverage  Coverage
+	Backends  map[string]Backend
+	// Interval at which a remediation is observed again without a change; zero is 3 s.
+	Interval time.Duration
+	// LeaseDuration is how long a leader that is gone keeps others waiting; zero is
+	// 15 s.
+	LeaseDuration time.Duration
+	Logger        *slog.Logger
+	Metrics       prometheus.Registerer
+}
+
+// Controller handles all remediations of a namespace while it is the leader.
+type Controller struct {
+	config  Config
+	metrics *metrics
+	checked atomic.Bool // the Lease was read, so that the API server answers
+}
+
+// New makes no API call.
+func New(c Config) (*Controller, error) {
+	if c.Client == nil || c.Namespace == "" || c.Lease == "" || c.Identity == "" {
+		return nil, errors.New("takeover: Client, Namespace, Lease and Identity are required")
+	}
+	for _, b := range c.Coverage.Backends {
+		if c.Backends[b.Name] == nil {
+			return nil, fmt.Errorf("takeover: no Backend %q", b.Name)
+		}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Interval == 0 {
+		c.Interval = 3 * time.Second
+	}
+	if c.LeaseDuration == 0 {
+		c.LeaseDuration = 15 * time.Second
+	}
+	m, err := newMetrics(c.Metrics)
+	return &Controller{config: c, metrics: m}, err
+}
+
+// Run takes part in the election and handles remediations while it leads, until
+// ctx ends.
+func (c *Controller) Run(ctx context.Context) error {
+	l := &lease{client: c.config.Client, namespace: c.config.Namespace, name: c.config.Lease, identity: c.config.Identity, duration: c.config.LeaseDuration, logger: c.config.Logger, read: &c.checked}
+	return l.run(ctx, c.lead)
+}
+
+// Check fails until the Lease was read once, by whichever replica leads.
+func (c *Controller) Check(context.Context) error {
+	if !c.checked.Load() {
+		return errs.Errorf(errs.Unavailable, "the Lease has not been read yet")
+	}
+	return nil
+}
+
+// lead handles remediations until ctx ends.
+func (c *Controller) lead(ctx context.Context, term int64) {
+	c.metrics.leader.Set(1)
+	defer c.metrics.leader.Set(0)
+	queue := workqueue.NewTypedDelayingQueue[string]()
+	backoff := workqueue.NewTypedItemExponentialFailureRateLimiter[string](minBackoff, maxBackoff)
+	var work sync.WaitGroup
+	defer work.Wait()
+	defer queue.ShutDown()
+	for range workers {
+		work.Go(func() {
+			for {
+				name, ended := queue.Get()
+				if ended {
+					return
+				}
+				c.handle(ctx, name, term, queue, backoff)
+				queue.Done(name)
+			}
+		})
+	}
+	// Nodes, pods and backends change as well: each pass reads all, so that the list
+	// is the only trigger that is needed.
+	known := map[types.UID]bool{} // handled by itself until it is gone
+	for ctx.Err() == nil {
+		all, err := list(ctx, c.config.Client, c.config.Namespace)
+		if err != nil {
+			c.config.Logger.WarnContext(ctx, "remediations not listed, will retry", "err", err)
+		} else {
+			c.metrics.observe(all)
+			now := map[types.UID]bool{}
+			for _, r := range all {
+				if now[r.UID] = true; !known[r.UID] {
+					queue.Add(r.Name)
+				}
+			}
+			known = now
+		}
+		sleep(ctx, min(time.Second, c.config.Interval))
+	}
+}
+
+// handle makes one pass and schedules the next one.
+func (c *Controller) handle(ctx context.Context, name string, term int64, queue workqueue.TypedDelayingInterface[string], backoff workqueue.TypedRateLimiter[string]) {
+	if ctx.Err() != nil {
+		return
+	}
+	passCtx, cancel := context.WithTimeout(ctx, passTimeout)
+	defer cancel()
+	switch result, err := c.Pass(passCtx, name, plan.Lease{Held: ctx.Err() == nil, Term: term}); {
+	case err != nil && ctx.Err() != nil:
+	case apierrors.IsConflict(err) || errors.Is(err, errChanged):
+		queue.AddAfter(name, minBackoff) // another writer was first
+	case err != nil:
+		c.metrics.failures.Inc()
+		c.config.Logger.WarnContext(ctx, "takeover pass failed, will retry", "remediation", name, "err", err)
+		queue.AddAfter(name, backoff.When(name))
+	case result == Gone:
+		backoff.Forget(name)
+	case result == Written:
+		backoff.Forget(name)
+		queue.Add(name)
+	case result == Acted: // what it waits for can take long, as a pod with a finalizer
+		queue.AddAfter(name, backoff.When(name))
+	default:
+		backoff.Forget(name)
+		queue.AddAfter(name, c.config.Interval)
+	}
+}
+
+// Result is what a pass has done.
+type Result int
+
+// Results of a pass.
+const (
+	Waiting Result = iota // nothing to do now
+	Written               // the status was written
+	Acted                 // actions were performed
+	Gone                  // the remediation does not exist
+)
+
+// Pass observes the cluster for one remediation and makes one step.
+func (c *Controller) Pass(ctx context.Context, name string, lease plan.Lease) (Result, error) {
+	o, err := c.observe(ctx, name, lease)
+	if err != nil {
+		return Waiting, err
+	}
+	if o == nil {
+		return Gone, nil
+	}
+	crashpoint.Hit("takeover.observed")
+	step := plan.Next(o.Observation)
+	before := o.Remediation.Status
+	if !reflect.DeepEqual(step.Status, before) {
+		if err := c.writeStatus(ctx, o, step.Status); err != nil {
+			return Waiting, fmt.Errorf("write the status: %w", err)
+		}
+		crashpoint.Hit("takeover.status-written")
+		c.report(ctx, o, step.Status)
+		// Other texts of the same conditions do not let the actions wait: a message of
+		// a backend can be another one each time.
+		if !isSame(step.Status, before) {
+			return Written, nil
+		}
+	}
+	if len(step.Actions) == 0 {
+		return Waiting, nil
+	}
+	err = c.act(ctx, o, step.Actions)
+	crashpoint.Hit("takeover.acted")
+	return Acted, err
+}
+
+// isSame compares all but the messages of conditions.
+func isSame(a, b plan.Status) bool {
+	for _, s := range []*plan.Status{&a, &b} {
+		conditions := make([]plan.Condition, len(s.Conditions))
+		for i, one := range s.Conditions {
+			one.Message = ""
+			conditions[i] = one
+		}
+		s.Conditions = conditions
+	}
+	return reflect.DeepEqual(a, b)
+}
+
+// report logs what is new, and records an event of it.
+func (c *Controller) report(ctx context.Context, o *observation, s plan.Status) {
+	before := o.Remediation.Status
+	log := c.config.Logger.With("remediation", o.Remediation.Name, "node", o.Remediation.Node)
+	if s.Intent != nil && (before.Intent == nil || before.Intent.Digest != s.Intent.Digest) {
+		log.InfoContext(ctx, "fencing", "record", s.Intent.Record, "intent", s.Intent.Digest, "targets", s.Intent.Targets)
+	}
+	if s.Certificate != nil && (before.Certificate == nil || before.Certificate.Digest != s.Certificate.Digest) {
+		log.InfoContext(ctx, "fence certified", "certificate", s.Certificate.Digest, "record", s.Certificate.Record, "intent", s.Certificate.Intent, "proofs", s.Certificate.Proofs)
+		c.event(ctx, o, "Normal", "FenceCertified", fmt.Sprintf("node %s is fenced at %d backends, certificate %s", o.Remediation.Node, len(s.Certificate.Proofs), s.Certificate.Digest))
+	}
+	if s.Release != nil && before.Release == nil {
+		log.InfoContext(ctx, "fence released", "machines", s.Release.Machines)
+	}
+	for _, now := range s.Conditions {
+		if now.Type == plan.Blocked && now.Status == string(metav1.ConditionTrue) {
+			log.WarnContext(ctx, "takeover blocked", "reason", now.Reason, "detail", now.Message)
+			c.event(ctx, o, "Warning", now.Reason, now.Message)
+		}
+	}
+}
