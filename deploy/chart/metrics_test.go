@@ -18,7 +18,7 @@ import (
 )
 
 // components are the files of alert rules.
-var components = []string{"csi", "ceph", "nvme", "spdk", "fence", "dpu", "sriov"}
+var components = []string{"csi", "ceph", "nvme", "spdk", "fence", "takeover", "dpu", "sriov"}
 
 // alert is a Prometheus rule.
 type alert struct {
@@ -280,7 +280,7 @@ func TestPrometheusRule(t *testing.T) {
 	for values, want := range map[string][]string{
 		"": {"cleat"},
 		"fence: {enabled: true, nodeSelector: {kubernetes.io/hostname: b}}": {"cleat", "cleat-fence"},
-		theOthers:                          {"cleat", "cleat-dpu", "cleat-fence", "cleat-sriov"},
+		theOthers:                          {"cleat", "cleat-dpu", "cleat-fence", "cleat-sriov", "cleat-takeover"},
 		cephMode:                           {"cleat", "cleat-ceph", "cleat-fence"},
 		variety["ceph, no sidecars"]:       {"cleat", "cleat-ceph"},
 		cephFSMode:                         {"cleat", "cleat-ceph", "cleat-fence"},

@@ -39,6 +39,8 @@ func TestObjectNames(t *testing.T) {
 			switch o.Kind {
 			case "CSIDriver", "StorageClass", "VolumeSnapshotClass", "VolumeGroupSnapshotClass", "VolumeAttributesClass", "SnapshotMetadataService":
 				want = "" // named by their users
+			case "CustomResourceDefinition":
+				want = "storagefenceremediation" // named by its API
 			case "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding":
 				want = "storage-" + prefix
 			}
@@ -216,7 +218,8 @@ func TestRBAC(t *testing.T) {
 			check(b.Name, "Role "+b.Namespace+"/"+b.RoleRef.Name, b.Subjects)
 		}
 		for role := range rules {
-			if !bound[role] {
+			// The label binds it to NodeHealthCheck.
+			if !bound[role] && !strings.HasSuffix(role, "-takeover-requests") {
 				t.Errorf("%s is not bound", role)
 			}
 		}
@@ -295,13 +298,13 @@ func TestStorageClasses(t *testing.T) {
 // NetworkPolicies allow only metrics and the CSI-Addons manager.
 func TestNetworkPolicies(t *testing.T) {
 	for values, want := range map[string]map[string][]int{
-		perNode + theOthers:        {"cleat-csi-node": {29801, 9070}, "cleat-csi-placement": {29801}},
-		controllerMode + theOthers: {"cleat-csi-node": {29801, 9070}, "cleat-csi-controller": {29801, 9070}},
+		perNode + theOthers:        {"cleat-csi-node": {29801, 9070}, "cleat-csi-placement": {29801}, "cleat-takeover": {29807}},
+		controllerMode + theOthers: {"cleat-csi-node": {29801, 9070}, "cleat-csi-controller": {29801, 9070}, "cleat-takeover": {29807}},
 		variety["changed blocks"]:  {"cleat-csi-node": {9070}, "cleat-csi-controller": {9070, 50051}},
-		cephMode + theOthers:       {"cleat-csi-controller": {29801, 9070}}, // its nodes are in the host's network
-		cephFSMode + theOthers:     {"cleat-csi-controller": {29801, 9070}},
-		spdkMode + theOthers:       {"cleat-csi-controller": {29801, 9070}},
-		noneMode + theOthers:       {},
+		cephMode + theOthers:       {"cleat-csi-controller": {29801, 9070}, "cleat-takeover": {29807}}, // its nodes are in the host's network
+		cephFSMode + theOthers:     {"cleat-csi-controller": {29801, 9070}, "cleat-takeover": {29807}},
+		spdkMode + theOthers:       {"cleat-csi-controller": {29801, 9070}, "cleat-takeover": {29807}},
+		noneMode + theOthers:       {"cleat-takeover": {29807}},
 		variety["block devices"]:   {"cleat-dpu": nil},
 	} {
 		got := map[string][]int{}

@@ -19,7 +19,7 @@ import (
 
 // valuesOf has the place of each component's values.
 var valuesOf = map[string]string{
-	"csi-node": "csi", "csi-controller": "csi.controller", "csi-placement": "csi.placement", "fence": "fence", "dpu": "dpu",
+	"csi-node": "csi", "csi-controller": "csi.controller", "csi-placement": "csi.placement", "fence": "fence", "takeover": "takeover", "dpu": "dpu",
 	"sriov-plugin": "sriov.plugin", "sriov-daemon": "sriov.daemon", "snapshot-controller": "snapshotController",
 }
 
@@ -66,13 +66,13 @@ var options = map[string]option{
 	},
 	"updateStrategy": {
 		value: func(component string) any {
-			return map[string]any{"type": map[string]string{"csi-placement": "RollingUpdate", "snapshot-controller": "Recreate"}[component]}
+			return map[string]any{"type": map[string]string{"csi-placement": "RollingUpdate", "snapshot-controller": "Recreate", "takeover": "Recreate"}[component]}
 		},
 		change: func(component string, o object, _ *corev1.PodTemplateSpec) {
 			switch component {
 			case "csi-placement":
 				o.typed.(*appsv1.Deployment).Spec.Strategy.Type = appsv1.RollingUpdateDeploymentStrategyType
-			case "snapshot-controller":
+			case "snapshot-controller", "takeover":
 				o.typed.(*appsv1.Deployment).Spec.Strategy = appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType}
 			}
 		},
@@ -91,8 +91,8 @@ var options = map[string]option{
 
 // placeable are the components that have a value; nil: all.
 var placeable = map[string][]string{
-	"updateStrategy": {"csi-placement", "snapshot-controller"},
-	"replicaCount":   {"csi-placement", "snapshot-controller"},
+	"updateStrategy": {"csi-placement", "snapshot-controller", "takeover"},
+	"replicaCount":   {"csi-placement", "snapshot-controller", "takeover"},
 }
 
 // Each option of each component changes the pods of that component, in every
@@ -124,7 +124,7 @@ func TestOptionsOfComponents(t *testing.T) {
 func TestUpdateOnDelete(t *testing.T) {
 	more := map[string]any{}
 	for component, at := range valuesOf {
-		if !slices.Contains([]string{"csi-controller", "csi-placement", "snapshot-controller"}, component) {
+		if !slices.Contains([]string{"csi-controller", "csi-placement", "snapshot-controller", "takeover"}, component) {
 			more[at+".updateStrategy.type"] = "OnDelete"
 		}
 	}

@@ -123,6 +123,7 @@ var kinds = map[string]func() any{
 	"security.openshift.io/v1/SecurityContextConstraints":              nil,
 	"snapshot.storage.k8s.io/v1/VolumeSnapshotClass":                   nil,
 	"groupsnapshot.storage.k8s.io/v1/VolumeGroupSnapshotClass":         nil,
+	"apiextensions.k8s.io/v1/CustomResourceDefinition":                 nil,
 	"monitoring.coreos.com/v1/ServiceMonitor":                          nil,
 	"monitoring.coreos.com/v1/PodMonitor":                              nil,
 	"cbt.storage.k8s.io/v1beta1/SnapshotMetadataService":               nil,

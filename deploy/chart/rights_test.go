@@ -12,7 +12,7 @@ import (
 const tokenDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 // Only containers that call the API server have a token: the sidecars, the
-// controller of SPDK volumes, placement, snapshot-controller, the SR-IOV daemon, and those that report boots or read
+// controllers of SPDK volumes and of lost nodes, placement, snapshot-controller, the SR-IOV daemon, and those that report boots or read
 // the reports. With two clusters, those of sidecars are for the DPU cluster, except
 // for that of CSI-Addons.
 func TestTokens(t *testing.T) {
@@ -25,7 +25,7 @@ func TestTokens(t *testing.T) {
 	})
 	inContainers(t, func(t *testing.T, where string, w workload, c corev1.Container) {
 		ofSPDK := slices.Contains(c.Args, "--engine=spdk") && slices.Contains(c.Args, "--services=controller")
-		want := strings.HasPrefix(c.Name, "csi-") || ofSPDK || slices.Contains([]string{"sriov-daemon/daemon", "csi-placement/placement", "snapshot-controller/snapshot-controller"}, where) || hasBootLeases(c)
+		want := strings.HasPrefix(c.Name, "csi-") || ofSPDK || slices.Contains([]string{"sriov-daemon/daemon", "csi-placement/placement", "takeover/takeover", "snapshot-controller/snapshot-controller"}, where) || hasBootLeases(c)
 		i := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == tokenDir })
 		if i >= 0 != want {
 			t.Errorf("%s has a token: %t, want %t", where, i >= 0, want)

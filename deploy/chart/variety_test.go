@@ -109,6 +109,7 @@ imagePullSecrets: [{name: registry}]
 seLinuxOptions: {type: spc_t}
 fence: {enabled: true, nodeSelector: {a: b}, ports: [nvme-tcp, 4420, 6800-7568], peers: ["b=storage-b:9071"], listen: ":9071", tlsSecret: fencing, kernelTargets: true}
 dpu: {enabled: true, nodeSelector: {a: b}, keysSecret: keys}
+takeover: {enabled: true, tlsSecret: takeover, coverage: {maxConcurrent: 2, drivers: [{driver: csi.cleat.dev, local: true}]}}
 sriov:
   plugin: {enabled: true, controlled: true, useCDI: true, linkHealth: true, strictConfig: true, config: {resourceList: [{resourceName: dpdk, selectors: [{drivers: [vfio-pci]}]}]}}
   daemon: {enabled: true, mode: apply, hold: 10s, settle: 10s}

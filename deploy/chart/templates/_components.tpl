@@ -16,6 +16,9 @@ csi-placement: {port: {{ $v.csi.metricsPort }}, hostNetwork: false, privileged: 
 {{- if $v.fence.enabled }}
 fence: {port: {{ $v.fence.metricsPort }}, hostNetwork: true, privileged: false}
 {{- end }}
+{{- if $v.takeover.enabled }}
+takeover: {port: {{ $v.takeover.metricsPort }}, hostNetwork: false, privileged: false}
+{{- end }}
 {{- if $v.dpu.enabled }}
 dpu: {port: {{ $v.dpu.metricsPort }}, hostNetwork: {{ $mounting }}, privileged: {{ $mounting }}}
 {{- end }}
@@ -33,7 +36,7 @@ snapshot-controller: {port: {{ $v.snapshotController.metricsPort }}, hostNetwork
 {{/* The service account in the values of a component, as YAML: (list $ "csi-node") */}}
 {{- define "cleat.serviceAccount" -}}
 {{- $v := (index . 0).Values -}}
-{{- $of := dict "csi-node" $v.csi "csi-controller" $v.csi.controller "csi-placement" $v.csi.placement "fence" $v.fence "dpu" $v.dpu "sriov-plugin" $v.sriov.plugin "sriov-daemon" $v.sriov.daemon "snapshot-controller" $v.snapshotController -}}
+{{- $of := dict "csi-node" $v.csi "csi-controller" $v.csi.controller "csi-placement" $v.csi.placement "fence" $v.fence "takeover" $v.takeover "dpu" $v.dpu "sriov-plugin" $v.sriov.plugin "sriov-daemon" $v.sriov.daemon "snapshot-controller" $v.snapshotController -}}
 {{- toYaml (get $of (index . 1)).serviceAccount -}}
 {{- end -}}
 

@@ -116,6 +116,28 @@
 - {apiGroups: [""], resources: [events], verbs: [get, create, patch]}
 {{- end -}}
 
+{{/* Of the controller of lost nodes, in the whole cluster. */}}
+{{- define "cleat.rules.takeoverCluster" -}}
+# It cordons and taints the node, and deletes its pods.
+- {apiGroups: [""], resources: [nodes], verbs: [get, list, update]}
+- {apiGroups: [""], resources: [pods], verbs: [list, delete]}
+# Which volumes the node has.
+- {apiGroups: [""], resources: [persistentvolumeclaims, persistentvolumes], verbs: [get]}
+- {apiGroups: [storage.k8s.io], resources: [volumeattachments], verbs: [list]}
+- {apiGroups: [storage.k8s.io], resources: [csidrivers], verbs: [get]}
+# The addresses of the API server, which are never fenced.
+- {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [get], resourceNames: [kubernetes]}
+{{- end -}}
+
+{{/* The same, in the release's namespace. */}}
+{{- define "cleat.rules.takeover" -}}
+# update: its finalizer.
+- {apiGroups: [remediation.cleat.dev], resources: [storagefenceremediations], verbs: [get, list, watch, update]}
+- {apiGroups: [remediation.cleat.dev], resources: [storagefenceremediations/status], verbs: [update]}
+- {apiGroups: [""], resources: [events], verbs: [get, create, patch]}
+{{ include "cleat.rules.leases" (list (printf "%s-takeover" (include "cleat.fullname" .))) }}
+{{- end -}}
+
 {{- define "cleat.rules.sriovDaemon" -}}
 - {apiGroups: [sriovnetwork.openshift.io], resources: [sriovnetworknodestates], verbs: [get, list, watch]}
 {{- if eq .Values.sriov.daemon.mode "apply" }}
