@@ -1,0 +1,395 @@
+package takeover
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/cleatproject/cleat/internal/kubeobject"
+	"github.com/cleatproject/cleat/takeover"
+	"github.com/cleatproject/cleat/takeover/plan"
+	"github.com/cleatproject/cleat/test/fence/storage"
+	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
+)
+
+// history is what the API server has accepted for a site's node and remediation,
+// in the order of its versions, which all objects share.
+type history struct {
+	mu     sync.Mutex
+	events []event
+}
+
+type event struct {
+	version     int64
+	node        *corev1.Node          // one of the two
+	remediation *takeover.Remediation // nil with node nil: it was deleted
+}
+
+// watch records from now on.
+func (s *site) watch() *history {
+	s.t.Helper()
+	h := &history{}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	s.t.Cleanup(func() { cancel(); running.Wait() })
+	for _, of := range []struct {
+		resource        schema.GroupVersionResource
+		namespace, name string
+	}{{nodes, "", s.node()}, {takeover.Resource, namespace, s.node()}} {
+		objects := s.client.Resource(of.resource).Namespace(of.namespace)
+		list := testkit.Value(objects.List(ctx, metav1.ListOptions{}))(s.t)
+		w := testkit.Value(objects.Watch(ctx, metav1.ListOptions{ResourceVersion: list.GetResourceVersion(), FieldSelector: "metadata.name=" + of.name}))(s.t)
+		running.Go(func() {
+			defer w.Stop()
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case e, open := <-w.ResultChan():
+					if u, is := e.Object.(*unstructured.Unstructured); open && is {
+						h.add(u)
+					} else {
+						return
+					}
+				}
+			}
+		})
+	}
+	return h
+}
+
+func (h *history) add(u *unstructured.Unstructured) {
+	version, _ := strconv.ParseInt(u.GetResourceVersion(), 10, 64)
+	e := event{version: version}
+	if u.GetKind() == "Node" {
+		e.node, _ = kubeobject.Convert[corev1.Node](u)
+	} else if text, err := u.MarshalJSON(); err == nil {
+		e.remediation = new(takeover.Remediation)
+		_ = json.Unmarshal(text, e.remediation)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.events = append(h.events, e)
+}
+
+// check judges a history with what the storage has recorded:
+//
+//	no write of the lost node was accepted after the certificate
+//	no taint before the certificate
+//	no certificate before the intent it names
+//	no release without another boot of the machine
+func (s *site) check(h *history, writers ...*storage.Writer) {
+	s.t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var certified, intended, tainted, released int64
+	var certificate *plan.Certificate
+	first := func(at *int64, version int64) {
+		if *at == 0 || version < *at {
+			*at = version
+		}
+	}
+	for _, e := range h.events {
+		switch {
+		case e.node != nil:
+			if taintOf(e.node) != "" {
+				first(&tainted, e.version)
+			}
+		case e.remediation != nil:
+			status := e.remediation.Status
+			if status.Intent != nil {
+				first(&intended, e.version)
+			}
+			if status.Certificate != nil {
+				if first(&certified, e.version); certificate == nil {
+					certificate = status.Certificate
+				}
+				if status.Intent == nil || status.Certificate.Intent != status.Intent.Digest {
+					s.t.Errorf("version %d has a certificate of another intent", e.version)
+				}
+			}
+			if status.Release != nil {
+				first(&released, e.version)
+			}
+		}
+	}
+	if certificate == nil || tainted == 0 {
+		s.t.Fatalf("the history has no certificate or no taint: %d events", len(h.events))
+	}
+	if !(intended < certified && certified < tainted) {
+		s.t.Errorf("intent at version %d, certificate at %d, taint at %d: want this order", intended, certified, tainted)
+	}
+	if released != 0 && released < tainted {
+		s.t.Errorf("released at version %d, before the taint at %d", released, tainted)
+	}
+	records := testkit.Value(s.records.Read())(s.t)
+	for _, w := range writers {
+		all := records[w.ID]
+		if len(all) == 0 {
+			s.t.Fatalf("writer %d has no record", w.ID)
+		}
+		if last := all[len(all)-1]; !last.At.Before(certificate.At) {
+			s.t.Errorf("writer %d: write %d was accepted %s after the certificate", w.ID, last.Number, last.At.Sub(certificate.At))
+		}
+	}
+}
+
+func taintOf(n *corev1.Node) string {
+	for _, t := range n.Spec.Taints {
+		if t.Key == "node.kubernetes.io/out-of-service" {
+			return t.Value
+		}
+	}
+	return ""
+}
+
+// A lost node is taken over with a certificate, returns after a reboot, and is as
+// before.
+func TestTakeover(t *testing.T) {
+	s := newSite(t)
+	h, w := s.watch(), s.writer(1)
+	s.controller()
+	testkit.Value(s.run("start"))(t)
+	s.awaitReason("TakenOver")
+	took := s.remediation().Status
+	if left := s.podsLeft(); len(left) > 0 {
+		t.Errorf("pods are left: %v", left)
+	}
+	if n := s.nodeObject(); !n.Spec.Unschedulable || !strings.HasPrefix(taintOf(n), "cleat-") {
+		t.Errorf("the node is not cordoned and tainted: %+v", n.Spec)
+	}
+	show := testkit.Value(s.run(append([]string{"show", "--coverage", s.coverage}, tlsFlags(s.authority.Files(t, nil, "admin"))...)...))(t)
+	for _, want := range []string{took.Certificate.Digest, s.lostAddr.String(), "port 4420", s.name + "-net", "all"} {
+		if !strings.Contains(show, want) {
+			t.Errorf("show has no %q:\n%s", want, show)
+		}
+	}
+
+	s.delete() // as NodeHealthCheck does when the node is Ready: the fence stays
+	s.awaitReason("AwaitingReturn")
+	s.reboot()
+	testkit.Eventually(t, "the remediation is gone", func() bool { return s.remediation() == nil })
+	s.check(h, w)
+	s.checkReturned()
+	testkit.Value(s.run("start"))(t) // an object of the same name
+	s.awaitReason("NodeReady")
+}
+
+// The controller is killed at every step, and another one continues.
+func TestKilledAtEachStep(t *testing.T) {
+	points := testkit.CrashPoints(t, "takeover")
+	if len(points) != 3 {
+		t.Fatalf("the crash points are %v", points)
+	}
+	for _, point := range soak.Pick(1, points) {
+		t.Run(point, func(t *testing.T) {
+			s := newSite(t)
+			h, w := s.watch(), s.writer(1)
+			testkit.Value(s.run("start"))(t)
+			kills := s.untilReason(point, "TakenOver")
+			s.reboot()
+			kills += s.untilReason(point, "Released")
+			s.check(h, w)
+			s.checkReturned()
+			if kills < 4 {
+				t.Errorf("killed only %d times", kills)
+			}
+			t.Logf("killed %d times", kills)
+		})
+	}
+}
+
+// untilReason runs controllers until the reason is reached, and returns how many
+// were killed: the first one at its first step of the kind, the second one at its
+// second, and so on. A new leader repeats the first one, its claim of the node.
+func (s *site) untilReason(point, want string) (kills int) {
+	s.t.Helper()
+	isReached := func() bool { return strings.HasPrefix(s.reason(), want+":") }
+	for !isReached() {
+		if kills > 20 {
+			s.t.Fatalf("the reason is %q after %d kills", s.reason(), kills)
+		}
+		p := s.controller(fmt.Sprintf("CLEAT_CRASHPOINT=%s=%d", point, kills+1))
+		testkit.Eventually(s.t, "the controller is killed, or done", func() bool {
+			select {
+			case <-p.Done():
+				kills++
+				return true
+			default:
+				return isReached()
+			}
+		})
+		p.Kill()
+	}
+	return kills
+}
+
+// checkReturned fails unless node and storage are as before the takeover.
+func (s *site) checkReturned() {
+	s.t.Helper()
+	if n := s.nodeObject(); n.Spec.Unschedulable || taintOf(n) != "" || len(n.Annotations) > 0 {
+		s.t.Errorf("the node is not as before: %+v %v", n.Spec, n.Annotations)
+	}
+	if held := testkit.Value(s.service.List(s.t.Context(), nil))(s.t); len(held) > 0 {
+		s.t.Errorf("fences are left: %v", held)
+	}
+	s.writer(99) // has access again
+}
+
+// A leader that was stopped for longer than its Lease changes nothing when it
+// continues: the next one has claimed the node.
+func TestDeposedLeader(t *testing.T) {
+	s := newSite(t)
+	h, w := s.watch(), s.writer(1)
+	testkit.Must(t, s.service.Kill()) // so that the takeover stays before the certificate
+	first := s.controller()
+	testkit.Value(s.run("start"))(t)
+	testkit.Eventually(t, "the first leader has claimed the node", func() bool { return s.nodeObject().Spec.Unschedulable })
+	testkit.Must(t, first.Signal(unix.SIGSTOP))
+	before := s.nodeObject().Annotations
+	s.controller()
+	testkit.Eventually(t, "the second leader has claimed the node", func() bool { return !maps.Equal(before, s.nodeObject().Annotations) })
+	after := s.nodeObject().Annotations
+	testkit.Must(t, first.Signal(unix.SIGCONT))
+	first.WaitFor(t, "not leading any more")
+	if now := s.nodeObject().Annotations; !maps.Equal(after, now) {
+		t.Errorf("the deposed leader has changed the claim %v to %v", after, now)
+	}
+	s.serve()
+	s.awaitReason("TakenOver")
+	s.check(h, w)
+}
+
+// What is not known blocks: nothing is fenced, tainted or deleted.
+func TestBlocked(t *testing.T) {
+	s := newSite(t)
+	w := s.writer(1)
+	coverage := string(testkit.Value(os.ReadFile(s.coverage))(t))
+	for _, c := range []struct{ reason, from, to string }{
+		{"DriverNotConfigured", "- {driver: net.example.com, backend: storage}\n", ""},
+		{"NoFenceService", "driver: net.example.com, backend: storage", "driver: net.example.com"},
+		{"NoClientRecord", ", nodeAddresses: true", ""},
+		{"AddressProtected", "maxConcurrent: 5", "protected: [{block: " + netip.PrefixFrom(s.lostAddr, 24).Masked().String() + ", owner: the test}]"},
+		{"NodeExcluded", "maxConcurrent: 5", "excludedNodes: [" + s.node() + "]"},
+		{"SourceUnavailable", s.endpoint, "127.0.0.1:1"},
+	} {
+		changed := strings.Replace(coverage, c.from, c.to, 1)
+		if changed == coverage {
+			t.Fatalf("%q is not in the coverage", c.from)
+		}
+		s.cover(changed)
+		p := s.controller()
+		testkit.Value(s.run("start"))(t)
+		s.awaitReason(c.reason)
+		p.Kill()
+	}
+	if n := s.nodeObject(); taintOf(n) != "" || len(s.podsLeft()) != 2 {
+		t.Errorf("the node is tainted or lost its pods: %+v, %v", n.Spec.Taints, s.podsLeft())
+	}
+	if r := s.remediation(); r.Status.Intent != nil || r.Status.Certificate != nil {
+		t.Errorf("something was fenced: %+v", r.Status)
+	}
+	testkit.Must(t, w.Await(testkit.Context(t), 20)) // writes on
+	if _, err := s.run("release", "--off"); err == nil || !strings.Contains(err.Error(), "has fenced nothing") {
+		t.Errorf("release of what was not fenced: %v", err)
+	}
+	s.delete()
+	s.controller()
+	testkit.Eventually(t, "the remediation is gone", func() bool { return s.remediation() == nil })
+	if n := s.nodeObject(); n.Spec.Unschedulable || len(n.Annotations) > 0 {
+		t.Errorf("the node is not as before: %+v %v", n.Spec, n.Annotations)
+	}
+}
+
+// An administrator confirms that the machine is off: the fence is lifted without a boot.
+func TestReleaseByAdministrator(t *testing.T) {
+	s := newSite(t)
+	h, w := s.watch(), s.writer(1)
+	s.controller()
+	testkit.Value(s.run("start"))(t)
+	s.awaitReason("TakenOver")
+	if _, err := s.run("release"); err == nil || !strings.Contains(err.Error(), "--off is required") {
+		t.Errorf("release without a confirmation: %v", err)
+	}
+	if _, err := s.run("release", "--off", "--dpu", "dpu-7"); err == nil || !strings.Contains(err.Error(), "no machine of this takeover") {
+		t.Errorf("release of a DPU that is not recorded: %v", err)
+	}
+	testkit.Value(s.run("release", "--off"))(t)
+	s.awaitReason("Released")
+	s.check(h, w)
+	s.checkReturned()
+}
+
+// Takeovers with faults at random: controllers are killed between any two steps or
+// at any time, the fence service is killed, and two controllers overlap.
+func TestHistories(t *testing.T) {
+	seeds := make([]uint64, 200)
+	for i := range seeds {
+		seeds[i] = uint64(i)
+	}
+	points := testkit.CrashPoints(t, "takeover")
+	for _, seed := range soak.Pick(2, seeds) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 41))
+			s := newSite(t)
+			h, w := s.watch(), s.writer(1)
+			testkit.Value(s.run("start"))(t)
+			s.disturb(random, points, "TakenOver")
+			s.reboot()
+			s.disturb(random, points, "Released")
+			s.check(h, w)
+			s.checkReturned()
+		})
+	}
+}
+
+// disturb injects up to five faults, then lets a controller reach the reason.
+func (s *site) disturb(random *rand.Rand, points []string, want string) {
+	s.t.Helper()
+	isReached := func() bool { return strings.HasPrefix(s.reason(), want+":") }
+	for range random.IntN(5) {
+		if isReached() {
+			return
+		}
+		fault := random.IntN(3)
+		point := fmt.Sprintf("CLEAT_CRASHPOINT=%s=%d", points[random.IntN(len(points))], 1+random.IntN(6))
+		p := s.controller(point)
+		switch fault {
+		case 0: // only the controller
+		case 1:
+			testkit.Must(s.t, s.service.Kill())
+			s.serve()
+		case 2:
+			second := s.controller(point)
+			defer second.Kill()
+		}
+		testkit.Eventually(s.t, "the controller is killed, or done", func() bool {
+			select {
+			case <-p.Done():
+				return true
+			default:
+				return isReached() || random.IntN(100) == 0
+			}
+		})
+		p.Kill()
+	}
+	last := s.controller()
+	defer last.Kill()
+	s.awaitReason(want)
+}
