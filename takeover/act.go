@@ -92,6 +92,13 @@ func (c *Controller) updateNode(ctx context.Context, o *observation, change func
 }
 
 func claim(n *unstructuredObject, of plan.Claim) error {
+	if err := annotate(n, of); err != nil {
+		return err
+	}
+	return unstructured.SetNestedField(n.Object, true, "spec", "unschedulable")
+}
+
+func annotate(n *unstructuredObject, of plan.Claim) error {
 	text, err := json.Marshal(of)
 	if err != nil {
 		return err
@@ -102,7 +109,7 @@ func claim(n *unstructuredObject, of plan.Claim) error {
 	}
 	annotations[claimAnnotation] = string(text)
 	n.SetAnnotations(annotations)
-	return unstructured.SetNestedField(n.Object, true, "spec", "unschedulable")
+	return nil
 }
 
 func taint(n *unstructuredObject, value string) error {
@@ -128,10 +135,8 @@ func leave(n *unstructuredObject, a plan.LeaveNode, value string) error {
 			return err
 		}
 	}
-	if a.RemoveClaim {
-		annotations := n.GetAnnotations()
-		delete(annotations, claimAnnotation)
-		n.SetAnnotations(annotations)
+	if err := annotate(n, a.Claim); err != nil {
+		return err
 	}
 	if a.Uncordon {
 		unstructured.RemoveNestedField(n.Object, "spec", "unschedulable")

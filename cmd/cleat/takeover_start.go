@@ -169,6 +169,9 @@ func (f *coverageFlags) readBack(ctx context.Context, r *takeover.Remediation) (
 	case f.file == "":
 		return nil, errs.Errorf(errs.Precondition, "the certificate of %s was not read back: set --coverage, or run the command in a pod of the controller", r.Name)
 	}
+	if err := s.Verify(); err != nil {
+		return nil, errs.Errorf(errs.Precondition, "%s: %w", r.Name, err)
+	}
 	coverage, err := f.read()
 	if err != nil {
 		return nil, err

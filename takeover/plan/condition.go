@@ -47,7 +47,7 @@ func (o Observation) proceed(s Status, reason, message string, actions ...Action
 	return Step{o.with(s, outcome{"True", "False", ""}, reason, message), actions}
 }
 
-// block: a person has to do something.
+// block: an administrator has to do something.
 func (o Observation) block(s Status, reason, message string) Step {
 	return Step{Status: o.with(s, outcome{"True", "True", ""}, reason, message)}
 }

@@ -11,7 +11,10 @@ import (
 func Next(o Observation) Step {
 	r, s := o.Remediation, o.Remediation.Status
 	switch {
-	case !o.isLeader():
+	case !o.Lease.Held || s.Term > o.Lease.Term:
+		return Step{Status: s}
+	case s.Term < o.Lease.Term:
+		s.Term = o.Lease.Term
 		return Step{Status: s}
 	case r.Paused:
 		return o.pause(s, ReasonPaused, "the remediation has the pause annotation: nothing is done until it is removed")
@@ -65,7 +68,7 @@ func (o Observation) takeOver() Step {
 	// All of the above was observed again after the certificate was written.
 	switch {
 	case o.Node == nil:
-		return o.pause(s, ReasonNodeMissing, "the Node object was deleted; the fences stay until a person confirms that the machine is off")
+		return o.pause(s, ReasonNodeMissing, "the Node object was deleted; the fences stay until an administrator confirms that the machine is off")
 	case o.Node.OutOfService == nil:
 		return o.proceed(s, ReasonFenced, "", TaintNode{TaintValue(o.Remediation.UID)})
 	}
@@ -128,32 +131,34 @@ func (o Observation) leave() Step {
 	return Step{Status: s}
 }
 
-// isLeader is false if a later leader works for this remediation already.
-func (o Observation) isLeader() bool {
-	return o.Lease.Held && (o.Node == nil || o.Node.Claim.Remediation != o.Remediation.UID || o.Node.Claim.Term <= o.Lease.Term)
-}
-
 // isClaimed is true if this leader has written to the Node object: what an
 // earlier leader still sends fails there on its resourceVersion.
 func (o Observation) isClaimed() bool {
 	c := o.Node.Claim
-	return c.Remediation == o.Remediation.UID && c.Term == o.Lease.Term && o.Node.Unschedulable
+	return c.Remediation == o.Remediation.UID && c.Term == o.Lease.Term && !c.Left && o.Node.Unschedulable
 }
 
-// claim keeps the cordon of a person as theirs.
+// claim keeps the cordon of an administrator as theirs.
 func (o Observation) claim() ClaimNode {
 	ours := o.Node.Claim.Cordoned || !o.Node.Unschedulable
 	return ClaimNode{Claim{Remediation: o.Remediation.UID, Term: o.Lease.Term, Cordoned: ours}}
 }
 
+// leaveNode is needed until this leader has written that the remediation left
+// the node, unless another remediation has claimed it.
 func (o Observation) leaveNode() (leave LeaveNode, needed bool) {
 	if o.Node == nil {
 		return LeaveNode{}, false
 	}
+	c := o.Node.Claim
+	leave.Claim = Claim{Remediation: o.Remediation.UID, Term: o.Lease.Term, Left: true}
+	if c.Remediation == o.Remediation.UID {
+		leave.Uncordon = c.Cordoned
+	} else if c.Remediation != "" && !c.Left {
+		leave.Claim = c
+	}
 	leave.RemoveTaint = o.isTainted()
-	leave.RemoveClaim = o.Node.Claim.Remediation == o.Remediation.UID
-	leave.Uncordon = leave.RemoveClaim && o.Node.Claim.Cordoned
-	return leave, leave.RemoveTaint || leave.RemoveClaim
+	return leave, leave.RemoveTaint || leave.Claim != c
 }
 
 // TaintValue is the value of the taint that a remediation sets. Taints with
@@ -227,7 +232,7 @@ func (o Observation) returned() (machines []Returned, ok bool) {
 	return machines, true
 }
 
-// isConfirmed: a person was shown this very record and says that the machine is
+// isConfirmed: an administrator was shown this very record and says that the machine is
 // off.
 func (o Observation) isConfirmed(machine string) bool {
 	off := o.Remediation.Off
@@ -259,13 +264,15 @@ func (o Observation) machines() []Machine {
 	return append([]Machine{o.Node.Machine}, o.DPUs...)
 }
 
+func (m Machine) isKnown() bool { return m.MachineID != "" && m.SystemUUID != "" && m.BootID != "" }
+
 func (m Machine) isSame(other Machine) bool {
 	return m.MachineID != "" && m.SystemUUID != "" && m.MachineID == other.MachineID && m.SystemUUID == other.SystemUUID
 }
 
 // isRebooted is true for the same machine with another boot.
 func (m Machine) isRebooted(was Machine) bool {
-	return m.isSame(was) && m.BootID != "" && was.BootID != "" && m.BootID != was.BootID
+	return m.isSame(was) && m.isKnown() && was.isKnown() && m.BootID != was.BootID
 }
 
 // rebooted returns a recorded machine that was rebooted.
@@ -286,18 +293,18 @@ func (o Observation) brake() (reason, message string) {
 	other := o.precedingOther()
 	switch {
 	case r.Deleting:
-		return ReasonAwaitingReturn, "the fences stay until each recorded machine was rebooted, or a person confirms that it is off"
+		return ReasonAwaitingReturn, "the fences stay until each recorded machine was rebooted, or an administrator confirms that it is off"
 	case r.TimedOut:
 		return ReasonTimedOut, "NodeHealthCheck has ended this remediation: a fence that exists stays, and no taint is set"
 	case s.Intent != nil && o.rebooted() != "": // what its new boot does is not recorded
-		return ReasonAwaitingReturn, o.rebooted() + " was rebooted: the fences stay until the other recorded machines were too, or a person confirms that they are off"
+		return ReasonAwaitingReturn, o.rebooted() + " was rebooted: the fences stay until the other recorded machines were too, or an administrator confirms that they are off"
 	case other != "":
 		return ReasonOtherRemediation, fmt.Sprintf("remediation %s works for node %s", other, r.Node)
 	case o.Node == nil && s.Record == nil:
 		return ReasonNodeMissing, fmt.Sprintf("node %s does not exist, so that its machine is not known", r.Node)
 	case o.Node == nil:
 		return "", ""
-	case s.Record != nil && !o.Node.Machine.isSame(s.Record.Machines[0]):
+	case s.Record != nil && s.Record.Machines[0].isKnown() && !o.Node.Machine.isSame(s.Record.Machines[0]):
 		return ReasonNodeReplaced, fmt.Sprintf("node %s is another machine than the recorded one: confirm that the recorded machine is off", r.Node)
 	case o.Node.Ready:
 		return ReasonNodeReady, "the node is Ready: nothing is done; a fence that exists stays until the machine is rebooted"

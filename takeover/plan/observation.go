@@ -8,12 +8,13 @@ import (
 // Observation is what Next decides from. It is complete or it is not made: a
 // read of the API server that fails has no Observation. Rules for its maker:
 //
-//  1. Remediation is read first and again at the end, the second time uncached.
-//     If its resourceVersion differs, the observation is discarded.
-//  2. All else is read between these two, uncached. So Node, volumes and
-//     read-backs are newer than the status, and were read before it changed.
-//  3. Writes to Remediation and Node carry the resourceVersion that was
+//  1. All is read uncached, and Remediation last. A controller reads and writes
+//     one remediation at a time.
+//  2. Writes to Remediation and to Node carry the resourceVersion that was
 //     observed.
+//
+// So all else is newer than the status, unless a later leader wrote that: then
+// its Term says so.
 type Observation struct {
 	Now         time.Time
 	Lease       Lease
@@ -78,9 +79,9 @@ type Remediation struct {
 	Status    Status
 }
 
-// Off is a person's confirmation that machines are off or were rebooted.
+// Off is an administrator's confirmation that machines are off or were rebooted.
 type Off struct {
-	Record   string // digest of the record that the person was shown
+	Record   string // digest of the record that the administrator was shown
 	Machines []string
 }
 
@@ -103,12 +104,15 @@ type Node struct {
 	OutOfService  *string // value of the taint node.kubernetes.io/out-of-service:NoExecute
 }
 
-// Claim is the controller's annotation on a Node. A kubelet could change it, so
-// that it only decides about cordon and order of writes.
+// Claim is the controller's annotation on a Node. Each leader writes its own
+// before it relies on the Node object, so that the late writes of an earlier
+// leader fail on the resourceVersion. A kubelet could change it: the rest of it
+// only decides about the cordon.
 type Claim struct {
 	Remediation string `json:"remediation"` // UID; empty without a claim
 	Term        int64  `json:"term"`        // of the leader that wrote it
-	Cordoned    bool   `json:"cordoned"`    // the controller cordoned the node, not a person
+	Cordoned    bool   `json:"cordoned"`    // the controller cordoned the node, not an administrator
+	Left        bool   `json:"left"`        // the remediation has ended; the annotation stays
 }
 
 // Protected is a block that no fence is allowed to touch.
@@ -127,7 +131,7 @@ type Pod struct {
 // of other owners do not count.
 type ReadBack struct {
 	Backend  string
-	Intent   string       // digest of the intent that was in the status when the read began
+	Intent   string       // digest of the intent that the controller knew when the read began
 	Held     []netip.Addr // proved to be in force
 	Recorded []netip.Addr // fenced, or being fenced or lifted; all of Held
 	Evidence []string     // what was read, such as ports, processes, method

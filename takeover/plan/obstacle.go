@@ -14,7 +14,7 @@ func (o Observation) obstacle() (reason, message string) {
 	if len(o.Unavailable) > 0 {
 		return ReasonSourceUnavailable, "not known yet: " + listed(o.Unavailable)
 	}
-	if host := record.Machines[0]; !host.isSame(host) || host.BootID == "" {
+	if !record.Machines[0].isKnown() {
 		return ReasonMachineUnknown, "the Node object lacks machineID, systemUUID or bootID, so that a reboot could not be proved"
 	}
 	var problems []string

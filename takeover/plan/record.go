@@ -17,7 +17,7 @@ func (o Observation) record() *Record {
 		next.Machines = o.machines()
 	}
 	old := o.Remediation.Status.Record
-	if old == nil || o.rebooted() != "" {
+	if old == nil || o.Node != nil && o.Node.Machine.isRebooted(old.Machines[0]) {
 		return next.sealed()
 	}
 	if o.Node == nil {
@@ -34,12 +34,16 @@ func (o Observation) record() *Record {
 	return next.sealed()
 }
 
-// machineUnion keeps the boots that were recorded first.
+// machineUnion keeps another machine of the same name out: Next treats it as one
+// that has not returned.
 func machineUnion(old, observed []Machine) []Machine {
 	all := slices.Clone(old)
 	for _, m := range observed {
-		if !slices.ContainsFunc(all, func(known Machine) bool { return known.Name == m.Name }) {
+		switch i := slices.IndexFunc(all, func(known Machine) bool { return known.Name == m.Name }); {
+		case i < 0:
 			all = append(all, m)
+		case !all[i].isKnown() || m.isRebooted(all[i]): // rebooted: a DPU, before the intent
+			all[i] = m
 		}
 	}
 	return all

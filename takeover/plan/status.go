@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -11,6 +12,10 @@ import (
 
 // Status is the status of a StorageFenceRemediation.
 type Status struct {
+	// Term is that of the leader that works for the object. Each leader writes its
+	// own first, so that the late writes of an earlier one fail on the
+	// resourceVersion.
+	Term        int64        `json:"term,omitempty"`
 	Conditions  []Condition  `json:"conditions,omitempty"`
 	Record      *Record      `json:"record,omitempty"`
 	Intent      *Intent      `json:"intent,omitempty"`
@@ -23,7 +28,7 @@ const (
 	Processing           = "Processing"
 	Succeeded            = "Succeeded"
 	NodeDeletionExpected = "PermanentNodeDeletionExpected"
-	Blocked              = "Blocked" // a person has to do what the message says
+	Blocked              = "Blocked" // an administrator has to do what the message says
 )
 
 // Condition has the fields of metav1.Condition.
@@ -135,7 +140,7 @@ type Release struct {
 // Returned is why a recorded machine cannot write any more.
 type Returned struct {
 	Name   string `json:"name"`
-	BootID string `json:"bootID,omitempty"` // the new boot of the same machine; empty if a person confirmed
+	BootID string `json:"bootID,omitempty"` // the new boot of the same machine; empty if an administrator confirmed
 }
 
 // digest returns the SHA-256 of the JSON of a value whose own digest is empty.
@@ -146,6 +151,26 @@ func digest(value any) string {
 	}
 	sum := sha256.Sum256(text)
 	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// Verify returns what is wrong with the certificate: a digest that is not that
+// of its text, or a record or intent that it is not for.
+func (s Status) Verify() error {
+	switch {
+	case s.Record == nil || s.Intent == nil || s.Certificate == nil:
+		return errors.New("the remediation has no certificate")
+	case s.Record.Digest != s.Record.sealed().Digest:
+		return errors.New("the record was changed: its digest differs")
+	case s.Intent.Digest != s.Intent.sealed().Digest:
+		return errors.New("the intent was changed: its digest differs")
+	case s.Certificate.Digest != s.Certificate.sealed().Digest:
+		return errors.New("the certificate was changed: its digest differs")
+	case s.Certificate.Record != s.Record.Digest || s.Intent.Record != s.Record.Digest:
+		return errors.New("the certificate is for another record")
+	case s.Certificate.Intent != s.Intent.Digest:
+		return errors.New("the certificate is for another intent")
+	}
+	return nil
 }
 
 func (r Record) sealed() *Record {

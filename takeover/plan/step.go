@@ -44,8 +44,12 @@ type Unfence struct {
 	Addresses []netip.Addr
 }
 
-// LeaveNode removes what the controller had set, in one update.
-type LeaveNode struct{ RemoveTaint, RemoveClaim, Uncordon bool }
+// LeaveNode writes a claim that has Left, and removes what the controller had
+// set, in one update.
+type LeaveNode struct {
+	Claim                 Claim
+	RemoveTaint, Uncordon bool
+}
 
 func (AddFinalizer) action()    {}
 func (RemoveFinalizer) action() {}
