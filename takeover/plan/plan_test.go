@@ -385,6 +385,19 @@ func TestBootBeforeTaint(t *testing.T) {
 	}
 }
 
+// Before the intent it is recorded with its new boot.
+func TestBootBeforeIntent(t *testing.T) {
+	o := lost()
+	o.DPUs = []Machine{{"node-7-dpu", "dm", "ds", "dboot-1"}}
+	until(t, &o, recorded)
+	o.DPUs[0].BootID, o.Volumes = "dboot-2", nil
+	run(t, &o)
+	record := o.Remediation.Status.Record
+	if o.Node.OutOfService == nil || record.Machines[1].BootID != "dboot-2" || len(record.Volumes) != 1 {
+		t.Errorf("%+v", record)
+	}
+}
+
 // What appears after the certificate is recorded, fenced and certified before
 // the taint.
 func TestNewFacts(t *testing.T) {
