@@ -409,14 +409,14 @@ func literal(e ast.Expr) (string, bool) {
 // Every metric and every condition reason has a row, and every documented one
 // exists.
 func TestMetricsAndReasons(t *testing.T) {
-	s, text := readSource(t), page(t, "docs/monitoring.md")
+	s, text := readSource(t), page(t, "docs/monitoring.md")+page(t, "docs/takeover.md")
 	for what, words := range map[string][]string{"metric": s.metrics, "reason": s.reasons} {
 		if len(words) < 10 {
 			t.Errorf("only %d words of kind %s were found in the source: %v", len(words), what, words)
 		}
 		for _, word := range words {
 			if word != "cleat_fence" && !strings.Contains(text, "`"+word+"`") { // the name of the packet filter's table
-				t.Errorf("docs/monitoring.md does not document the %s %s", what, word)
+				t.Errorf("neither docs/monitoring.md nor docs/takeover.md documents the %s %s", what, word)
 			}
 		}
 	}
