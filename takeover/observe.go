@@ -148,14 +148,19 @@ func (c *Controller) readAPIServer(ctx context.Context, o *observation) error {
 	if err != nil {
 		return err
 	}
+	found := false
 	if slice != nil {
 		for _, e := range slice.Endpoints {
 			for _, text := range e.Addresses {
 				if a, err := netip.ParseAddr(text); err == nil {
 					o.protect(a, "API server")
+					found = true
 				}
 			}
 		}
+	}
+	if !found {
+		o.Unavailable = append(o.Unavailable, "EndpointSlice default/kubernetes has no address of the API server")
 	}
 	for _, p := range c.config.Coverage.Protected {
 		block, err := parseBlock(p.Block)

@@ -173,6 +173,11 @@ func TestClientsOfNode(t *testing.T) {
 	if o := observed(t, withBackend, b, nodes); len(o.Unavailable) != 1 || !strings.Contains(o.Unavailable[0], "backend storage: refused") {
 		t.Errorf("a backend that does not answer: %v", o.Unavailable)
 	}
+	b.err = nil
+	without, _, _ := strings.Cut(nodes, "\n---\n{apiVersion: discovery")
+	if o := observed(t, withBackend, b, without); len(o.Unavailable) != 1 || !strings.Contains(o.Unavailable[0], "no address of the API server") {
+		t.Errorf("without the addresses of the API server: %v", o.Unavailable)
+	}
 }
 
 func TestParseCoverage(t *testing.T) {
