@@ -23,7 +23,7 @@ type Finding struct {
 }
 
 // Status returns the state of every pod of a cleat release, of drivers on their
-// nodes, of pools, fences and withdrawn devices: what is wrong first. The second
+// nodes, of pools, fences, takeovers of lost nodes and withdrawn devices: what is wrong first. The second
 // result is what could not be read.
 func (e *Explainer) Status(ctx context.Context) ([]Finding, []string) {
 	pods := e.releasePods(ctx)
@@ -38,6 +38,7 @@ func (e *Explainer) Status(ctx context.Context) ([]Finding, []string) {
 	}
 	all = append(all, e.poolFindings(ctx, drivers)...)
 	all = append(all, e.fenceFindings(ctx)...)
+	all = append(all, e.takeoverFindings(ctx)...)
 	all = append(all, e.withdrawn(ctx, plugins)...)
 	slices.SortStableFunc(all, func(a, b Finding) int {
 		return cmp.Or(-compareBool(a.Problem, b.Problem), strings.Compare(a.Node, b.Node), strings.Compare(a.Object, b.Object))
@@ -58,11 +59,11 @@ func compareBool(a, b bool) int {
 // releasePods returns the pods that run a server of cleat.
 func (e *Explainer) releasePods(ctx context.Context) []*corev1.Pod {
 	pods, _ := list[corev1.Pod](ctx, e, core("pods"), "", metav1.ListOptions{
-		LabelSelector: componentLabel + " in (csi-node,csi-controller,csi-placement,fence,dpu,sriov-plugin,sriov-daemon)",
+		LabelSelector: componentLabel + " in (csi-node,csi-controller,csi-placement,fence,dpu,sriov-plugin,sriov-daemon,takeover)",
 	})
 	return slices.DeleteFunc(pods, func(p *corev1.Pod) bool {
 		return !slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool {
-			return len(c.Args) > 0 && slices.Contains([]string{"csi", "fence", "dpu", "sriov"}, c.Args[0])
+			return len(c.Args) > 0 && slices.Contains([]string{"csi", "fence", "dpu", "sriov", "takeover"}, c.Args[0])
 		})
 	})
 }
@@ -149,6 +150,31 @@ func (e *Explainer) fenceFindings(ctx context.Context) []Finding {
 		if result != "Succeeded" {
 			f.Problem, f.Next = true, "kubectl describe networkfence "+n.GetName()
 			f.State += strings.TrimSuffix(": "+text, ": ")
+		}
+		all = append(all, f)
+	}
+	return all
+}
+
+// takeoverFindings: a node that is taken over, and whose fence stays, is no fault.
+func (e *Explainer) takeoverFindings(ctx context.Context) []Finding {
+	remediations, _ := list[unstructured.Unstructured](ctx, e, resource("remediation.cleat.dev", "v1alpha1", "storagefenceremediations"), "", metav1.ListOptions{})
+	var all []Finding
+	for _, r := range remediations {
+		f := Finding{Object: fmt.Sprintf("storagefenceremediation %s/%s", r.GetNamespace(), r.GetName()), State: "not handled yet", Problem: true}
+		f.Node = cmp.Or(r.GetAnnotations()["remediation.medik8s.io/node-name"], r.GetName())
+		conditions, _, _ := unstructured.NestedSlice(r.Object, "status", "conditions")
+		status := map[any]any{} // by type
+		for _, c := range conditions {
+			if one, ok := c.(map[string]any); ok {
+				status[one["type"]] = one["status"]
+				if one["type"] == "Processing" {
+					f.State = strings.TrimSuffix(fmt.Sprintf("%v: %v", one["reason"], one["message"]), ": ")
+				}
+			}
+		}
+		if f.Problem = status["Blocked"] == "True" || status["Succeeded"] != "True"; f.Problem {
+			f.Next = fmt.Sprintf("cleat takeover show -n %s %s", r.GetNamespace(), f.Node)
 		}
 		all = append(all, f)
 	}

@@ -112,7 +112,8 @@ func testClient(t *testing.T, text string) *fake.FakeDynamicClient {
 		core("pods"): "PodList", core("nodes"): "NodeList", core("events"): "EventList", core("persistentvolumes"): "PersistentVolumeList",
 		core("persistentvolumeclaims"): "PersistentVolumeClaimList", storage("csinodes"): "CSINodeList", storage("csidrivers"): "CSIDriverList",
 		storage("storageclasses"): "StorageClassList", storage("csistoragecapacities"): "CSIStorageCapacityList", storage("volumeattachments"): "VolumeAttachmentList", snapshot("volumesnapshots"): "VolumeSnapshotList",
-		resource("csiaddons.openshift.io", "v1alpha1", "networkfences"): "NetworkFenceList",
+		resource("csiaddons.openshift.io", "v1alpha1", "networkfences"):           "NetworkFenceList",
+		resource("remediation.cleat.dev", "v1alpha1", "storagefenceremediations"): "StorageFenceRemediationList",
 	}
 	c := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
 	for _, one := range strings.Split(text, "\n---\n") {
@@ -246,11 +247,21 @@ func pool(name, class, node, free string) string {
 	return fmt.Sprintf("\n---\napiVersion: storage.k8s.io/v1\nkind: CSIStorageCapacity\nmetadata: {name: c%s, namespace: cleat-system}\nstorageClassName: %s\ncapacity: %q\nnodeTopology: {matchLabels: {topology.cleat.dev/node: %s}}", name, class, free, node)
 }
 
+// remediation is one of cleat takeover; an empty node is in its name.
+func remediation(name, node, reason, message, blocked, succeeded string) string {
+	text := "\n---\napiVersion: remediation.cleat.dev/v1alpha1\nkind: StorageFenceRemediation\nmetadata: {name: " + name + ", namespace: cleat-system, annotations: {"
+	if node != "" {
+		text += "remediation.medik8s.io/node-name: " + node
+	}
+	return text + fmt.Sprintf("}}\nstatus: {conditions: [{type: Processing, status: 'False', reason: %s, message: %s}, {type: Blocked, status: %q}, {type: Succeeded, status: %q}]}", reason, message, blocked, succeeded)
+}
+
 // What is wrong comes first.
 func TestStatusAndVolumes(t *testing.T) {
 	objects := common + driverPod("{phase: Running}") + unregistered + podOf("bound", scheduled) + "{phase: Running}" +
 		"\n---\napiVersion: csiaddons.openshift.io/v1alpha1\nkind: NetworkFence\nmetadata: {name: old}\nspec: {fenceState: Fenced, cidrs: [192.0.2.9/32]}\nstatus: {result: Succeeded}" +
-		pool("1", "cleat", "node-1", "0") + pool("2", "cleat", "node-2", "5Gi") + pool("3", "other", "node-1", "0")
+		pool("1", "cleat", "node-1", "0") + pool("2", "cleat", "node-2", "5Gi") + pool("3", "other", "node-1", "0") +
+		remediation("node-7-x2f", "node-7", "TakenOver", "the fences stay", "False", "True") + remediation("node-8", "", "NoClientRecord", "storage-a", "True", "Unknown")
 	all, notRead := New(testClient(t, objects), now).Status(t.Context())
 	var got []string
 	for _, f := range all {
@@ -259,8 +270,10 @@ func TestStatusAndVolumes(t *testing.T) {
 	want := []string{
 		"true node-1 pod cleat-system/cleat-csi-node-x7: Running, csi.cleat.dev is not registered",
 		"true node-1 pool of csi.cleat.dev for class cleat: free: 0: full, or not writable",
+		"true node-8 storagefenceremediation cleat-system/node-8: NoClientRecord: storage-a",
 		"false  networkfence old: Fenced 192.0.2.9/32: Succeeded",
 		"false node-2 pool of csi.cleat.dev for class cleat: free: 5Gi",
+		"false node-7 storagefenceremediation cleat-system/node-7-x2f: TakenOver: the fences stay",
 	}
 	if !slices.Equal(got, want) || len(notRead) > 0 {
 		t.Errorf("status:\n%s\nnotRead %q", strings.Join(got, "\n"), notRead)
