@@ -12,12 +12,12 @@ import (
 var hit = regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
 
 // Points returns the names of all crash points in the product's source, so that
-// none is forgotten. It excludes the points of fences and of DPU devices
-// (test/fence and test/dpu check that each of theirs is hit), of engine ceph
-// (test/ceph), of engine/spdk (its own tests), of node/nvme (test/vm/nvme), of
-// node/cephfs (test/vm/ceph), RemovePoints, those of store.Move, which only the
-// DPU plugin calls, and those of mkfs.Format (mkfs), for volumes whose file
-// systems nodes create.
+// none is forgotten. It excludes the points of fences, of DPU devices and of
+// takeovers (test/fence, test/dpu and test/takeover check that each of theirs is
+// hit), of engine ceph (test/ceph), of engine/spdk (its own tests), of node/nvme
+// (test/vm/nvme), of node/cephfs (test/vm/ceph), RemovePoints, those of
+// store.Move, which only the DPU plugin calls, and those of mkfs.Format (mkfs),
+// for volumes whose file systems nodes create.
 func Points(root string) ([]string, error) {
 	all, err := scan(root)
 	return slices.DeleteFunc(all, func(p string) bool {
@@ -42,7 +42,7 @@ func scan(root string) ([]string, error) {
 		}
 		if d.IsDir() && path != root {
 			below := strings.TrimPrefix(path, root+"/")
-			if slices.Contains([]string{"test", "fence", "dpu", "engine/ceph", "engine/spdk", "node/nvme", "node/cephfs"}, below) || strings.HasPrefix(d.Name(), ".") {
+			if slices.Contains([]string{"test", "fence", "dpu", "takeover", "engine/ceph", "engine/spdk", "node/nvme", "node/cephfs"}, below) || strings.HasPrefix(d.Name(), ".") {
 				return filepath.SkipDir
 			}
 		}
