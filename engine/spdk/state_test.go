@@ -147,7 +147,7 @@ func TestStateRequestsOfFence(t *testing.T) {
 func TestFullState(t *testing.T) {
 	r := newRig(t, "one")
 	e, _ := r.inConfigMap()
-	ctx := testkit.Context(t)
+	ctx := t.Context() // filling takes up to a minute on a busy machine
 	v := create(t, e, "v", volume.Source{})
 	publish(t, e, v.ID, node("n1", "192.0.2.1"))
 	publish(t, e, v.ID, node("n2", "192.0.2.2"))
