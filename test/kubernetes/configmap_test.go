@@ -1,10 +1,12 @@
 package kubernetes
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
 	"strconv"
+	"sync"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -43,10 +45,19 @@ func TestStateInConfigMap(t *testing.T) {
 		t.Errorf("the state has %d bytes, want nearly the limit", n)
 	}
 
-	// Labels of others are kept; the next write reads them first.
+	// Labels of others are kept; the next write reads them first. A watch shows
+	// whether the state of the last read or write still counts.
+	var watching sync.WaitGroup
+	ctx, stop := context.WithCancel(t.Context())
+	watching.Go(func() { o.Watch(ctx, func(err error) { t.Errorf("watch: %v", err) }) })
+	defer watching.Wait()
+	defer stop()
+	isRecent := func() bool { _, ok := o.RecentState(); return ok }
 	generation, _, err := o.ReadState(t.Context())
 	testkit.Must(t, err)
+	testkit.Eventually(t, "the watch shows the version that was read", isRecent)
 	s.kubectl("label", "configmap", "state", "team=storage")
+	testkit.Eventually(t, "the watch shows the change", func() bool { return !isRecent() })
 	testkit.WantError(t, "write after a change", o.WriteState(t.Context(), generation, nil, []string{"a/x"}), store.ErrChanged)
 	testkit.Must(t, o.WriteState(t.Context(), generation, nil, []string{"a/x"}))
 	m = testkit.Value(configMaps.Get(t.Context(), "state", metav1.GetOptions{}))(t)
@@ -62,7 +73,7 @@ func TestStateInConfigMap(t *testing.T) {
 	testkit.WantError(t, "deleted", o.WriteState(t.Context(), generation+1, value, nil), store.ErrChanged)
 	s.kubectl("create", "configmap", "state", "--from-literal=key=value")
 	testkit.WantError(t, "another program's", testkit.Err(store.OpenShared(t.Context(), "state", o, store.Options{Role: "engine", Version: 1})), errs.Precondition, "another program")
-	testkit.WantError(t, "another name", open("other").WriteState(t.Context(), 0, value, nil), errs.Denied, "get and update")
+	testkit.WantError(t, "another name", open("other").WriteState(t.Context(), 0, value, nil), errs.Denied, "get, update and watch")
 }
 
 // stateAccount creates a service account for the ConfigMap of a name and
@@ -78,7 +89,7 @@ kind: Role
 metadata: {name: %[1]s}
 rules:
 - {apiGroups: [""], resources: [configmaps], verbs: [create]}
-- {apiGroups: [""], resources: [configmaps], resourceNames: [%[1]s], verbs: [get, update]}
+- {apiGroups: [""], resources: [configmaps], resourceNames: [%[1]s], verbs: [get, update, watch]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
