@@ -2,6 +2,7 @@ package spdk
 
 import (
 	"bytes"
+	"context"
 	"regexp"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/store"
 	rpc "github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/testkit"
@@ -536,4 +538,12 @@ func TestUnreadBdev(t *testing.T) {
 	r.targets[0].Inject(spdktest.Fault{Method: "bdev_get_bdevs", Name: "disk", Error: &spdktest.Error{Code: -19, Message: "No such device"}})
 	_, err := e.Create(testkit.Context(t), request("v", volume.Source{}))
 	wantKind(t, err, "a volume in a store whose bdev is not shown", errs.Unavailable)
+}
+
+func (e *Engine) recordNamed(ctx context.Context, name string) (r record, found bool, err error) {
+	err = e.config.Database.View(ctx, func(tx *store.Tx) error {
+		r, found, err = volumes().Get(tx, name)
+		return err
+	})
+	return r, found, err
 }

@@ -127,14 +127,6 @@ func (e *Engine) volume(r record) volume.Volume {
 	return v
 }
 
-func (e *Engine) recordNamed(ctx context.Context, name string) (r record, found bool, err error) {
-	err = e.config.Database.View(ctx, func(tx *store.Tx) error {
-		r, found, err = volumes().Get(tx, name)
-		return err
-	})
-	return r, found, err
-}
-
 // find returns the record of a volume, or one for a volume of spdk-csi, which is
 // not in the database yet. NotFound: it does not exist.
 func (e *Engine) find(ctx context.Context, id volume.ID) (r record, err error) {
