@@ -61,9 +61,10 @@ proved to be in force it sets the taint node.kubernetes.io/out-of-service and de
 the node's pods, so that they start elsewhere. Anything that it does not know stops it,
 with a condition that says what.
 
-The fences stay until the same machine has another boot id, or an administrator confirms that
-it is off (cleat takeover release). Nothing but the status of the object and the
-storage has state: the process can be killed at any point. Several replicas elect one.
+The fences stay until the same machine has another boot id, or an administrator
+confirms that it is off (cleat takeover release). Nothing but the status of the
+object and the storage has state: the process can be killed at any point. Several
+replicas elect one.
 
 --coverage says which fence service of cleat fences the volumes of which driver; other
 drivers block a takeover. docs/takeover.md has the file.`,
