@@ -176,10 +176,7 @@ func (o Observation) proofs() (proofs []Proof, fences []Action, missing []string
 	for _, t := range intent.Targets {
 		read, found := o.readBack(t.Backend)
 		if found && read.Err == "" && read.Intent == intent.Digest && contains(read.Held, t.Addresses) {
-			proofs = append(proofs, Proof{
-				Backend: t.Backend, DriversWord: o.backend(t.Backend).DriversWord,
-				Addresses: t.Addresses, Evidence: read.Evidence, At: read.At,
-			})
+			proofs = append(proofs, Proof{Backend: t.Backend, Addresses: t.Addresses, Evidence: read.Evidence, At: read.At})
 			continue
 		}
 		fences = append(fences, Fence{Backend: t.Backend, Intent: intent.Digest, Addresses: t.Addresses})

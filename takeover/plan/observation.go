@@ -58,9 +58,6 @@ type Rule struct {
 // Backend enforces fences.
 type Backend struct {
 	Name string
-	// DriversWord: the backend is another vendor's driver, whose answer cannot be
-	// read back.
-	DriversWord bool
 	// NodeAddresses: clients of this backend use the addresses of the Node object,
 	// so that it needs no record of them.
 	NodeAddresses bool

@@ -28,7 +28,7 @@ func lost() Observation {
 				{Driver: "rbd", Cluster: "b", Backend: "ceph-b"}, {Driver: "rbd", Backend: "ceph"}, {Driver: "local.cleat", Local: true},
 				{Driver: "none.cleat"}, {Driver: "typo", Backend: "cehp"}, {Driver: "hostPath", Local: true}, {Driver: "nfs.csi", Backend: "ceph"},
 			},
-			Backends:      []Backend{{Name: "ceph"}, {Name: "ceph-b", DriversWord: true, NodeAddresses: true}},
+			Backends:      []Backend{{Name: "ceph"}, {Name: "ceph-b", NodeAddresses: true}},
 			MaxConcurrent: 1,
 		},
 		Remediation: Remediation{Name: "node-7", UID: "uid", Created: begin, Node: "node-7"},
@@ -265,9 +265,6 @@ func TestCovered(t *testing.T) {
 			var got []string
 			for _, p := range o.Remediation.Status.Certificate.Proofs {
 				got = append(got, p.Backend)
-				if p.DriversWord != (p.Backend == "ceph-b") {
-					t.Errorf("%s: driver's word %v", p.Backend, p.DriversWord)
-				}
 			}
 			if !cmp.Equal(got, c.backends) {
 				t.Errorf("fenced at %v, want %v", got, c.backends)
@@ -415,7 +412,7 @@ func TestNewFacts(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := lost()
-			o.Clients[0].Source, o.Clients[0].Backend = FromFenceClients, ""
+			o.Clients[0].Source, o.Clients[0].Backend = FromStorageNetwork, ""
 			until(t, &o, certified)
 			c.change(&o)
 			got := kinds(run(t, &o))

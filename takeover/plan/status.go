@@ -81,8 +81,6 @@ type Source string
 // Sources of addresses.
 const (
 	FromGrant          Source = "grant"           // recorded when a volume was granted
-	FromFenceClients   Source = "fence clients"   // answer of GetFenceClients
-	FromCSIAddonsNode  Source = "CSIAddonsNode"   // its status
 	FromStorageNetwork Source = "storage network" // configuration
 	FromNode           Source = "node"            // addresses of the Node object
 )
@@ -123,11 +121,10 @@ type Certificate struct {
 
 // Proof is how the fence of one target was proved.
 type Proof struct {
-	Backend     string       `json:"backend"`
-	DriversWord bool         `json:"driversWord,omitempty"` // the evidence is what the driver said
-	Addresses   []netip.Addr `json:"addresses"`
-	Evidence    []string     `json:"evidence,omitempty"`
-	At          time.Time    `json:"at"` // when the read began
+	Backend   string       `json:"backend"`
+	Addresses []netip.Addr `json:"addresses"`
+	Evidence  []string     `json:"evidence,omitempty"`
+	At        time.Time    `json:"at"` // when the read began
 }
 
 // Release allows to lift the fences. It is final for the object.

@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/test/soak"
 )
 
-// modelEvents is how many events happen at most, besides what controllers do.
+// modelEvents is how many events happen at most, apart from what controllers do.
 func modelEvents() uint8 {
 	if soak.Enabled {
 		return 3
@@ -89,7 +89,7 @@ func (m *model) observation(k observationKey) plan.Observation {
 	o := plan.Observation{
 		Now: epoch, Config: config, Lease: plan.Lease{Held: true, Term: int64(k.term)},
 		Remediation: m.remediation(r, k.object),
-		Clients:     []plan.Client{{Machine: "a", Source: plan.FromFenceClients, Addresses: addresses[:1]}},
+		Clients:     []plan.Client{{Machine: "a", Source: plan.FromStorageNetwork, Addresses: addresses[:1]}},
 		Protected:   []plan.Protected{{Block: netip.PrefixFrom(addresses[1], 32), Owner: "node b"}},
 	}
 	if k.other.exists {
