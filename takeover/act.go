@@ -49,7 +49,7 @@ func (c *Controller) actOne(ctx context.Context, o *observation, action plan.Act
 	case plan.DeletePods:
 		return c.deletePods(ctx, a.Pods)
 	case plan.Fence:
-		return c.callBackend(ctx, "fence", a.Backend, func(ctx context.Context, b Backend) error { return b.Fence(ctx, owner, a.Intent, a.Addresses) })
+		return c.callBackend(ctx, "fence", a.Backend, func(ctx context.Context, b Backend) error { return b.Fence(ctx, owner, a.Addresses) })
 	case plan.Unfence:
 		return c.callBackend(ctx, "unfence", a.Backend, func(ctx context.Context, b Backend) error { return b.Unfence(ctx, owner, a.Addresses) })
 	}

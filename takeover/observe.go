@@ -225,7 +225,7 @@ func (c *Controller) readBack(ctx context.Context, o *observation, name string, 
 		return nil
 	}
 	back := &plan.ReadBack{Backend: name, Intent: intent.Digest, At: time.Now()}
-	found, err := backend.ReadBack(ctx, o.Remediation.UID, intent.Digest, intent.Targets[at].Addresses)
+	found, err := backend.ReadBack(ctx, o.Remediation.UID, intent.Targets[at].Addresses)
 	back.Held, back.Recorded, back.Evidence = found.Held, found.Recorded, found.Evidence
 	if err != nil {
 		back.Err = err.Error()

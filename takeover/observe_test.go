@@ -28,8 +28,8 @@ type backend struct {
 	err     error
 }
 
-func (b backend) Fence(context.Context, string, string, []netip.Addr) error { return b.err }
-func (b backend) ReadBack(context.Context, string, string, []netip.Addr) (Fences, error) {
+func (b backend) Fence(context.Context, string, []netip.Addr) error { return b.err }
+func (b backend) ReadBack(context.Context, string, []netip.Addr) (Fences, error) {
 	return Fences{}, b.err
 }
 func (b backend) Unfence(context.Context, string, []netip.Addr) error { return b.err }

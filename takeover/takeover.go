@@ -20,11 +20,10 @@ import (
 // Backend fences the clients of some storage. Each remediation is an owner of
 // fences of its own, named by its UID. All calls are idempotent.
 type Backend interface {
-	// Fence fences addresses for an owner. intent is the digest of what is fenced:
-	// a result of another intent proves nothing.
-	Fence(ctx context.Context, owner, intent string, addresses []netip.Addr) error
+	// Fence fences addresses for an owner.
+	Fence(ctx context.Context, owner string, addresses []netip.Addr) error
 	// ReadBack reads the fences of an owner.
-	ReadBack(ctx context.Context, owner, intent string, addresses []netip.Addr) (Fences, error)
+	ReadBack(ctx context.Context, owner string, addresses []netip.Addr) (Fences, error)
 	// Unfence lifts the owner's fences of the addresses, and no others. The machines
 	// with these addresses were restarted or are off.
 	Unfence(ctx context.Context, owner string, addresses []netip.Addr) error

@@ -58,15 +58,14 @@ func ownerRequest(owner string) client.Request {
 	return client.Request{Parameters: map[string]string{remediationParameter: owner}}
 }
 
-// Fence implements takeover.Backend. The intent does not matter: List reads the
-// enforcers back at each call.
-func (b fenceBackend) Fence(ctx context.Context, owner, _ string, addresses []netip.Addr) error {
+// Fence implements takeover.Backend.
+func (b fenceBackend) Fence(ctx context.Context, owner string, addresses []netip.Addr) error {
 	return b.Client.Fence(ctx, ownerRequest(owner), blocksOf(addresses))
 }
 
-// ReadBack implements takeover.Backend. A fence counts as held only if its
-// service covers a storage server with it.
-func (b fenceBackend) ReadBack(ctx context.Context, owner, _ string, addresses []netip.Addr) (takeover.Fences, error) {
+// ReadBack implements takeover.Backend. List reads the enforcers back at each
+// call. A fence counts as held only if its service covers a storage server with it.
+func (b fenceBackend) ReadBack(ctx context.Context, owner string, addresses []netip.Addr) (takeover.Fences, error) {
 	var f takeover.Fences
 	recorded, err := b.Recorded(ctx, ownerRequest(owner))
 	if err == nil {

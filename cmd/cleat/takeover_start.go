@@ -185,7 +185,7 @@ func (f *coverageFlags) readBack(ctx context.Context, r *takeover.Remediation) (
 		reading := backendReading{Backend: p.Backend}
 		if b := backends[p.Backend]; b == nil {
 			reading.Error = "it is not configured any more"
-		} else if now, err := b.ReadBack(ctx, string(r.UID), s.Intent.Digest, p.Addresses); err != nil {
+		} else if now, err := b.ReadBack(ctx, string(r.UID), p.Addresses); err != nil {
 			reading.Error = err.Error()
 		} else {
 			reading.Evidence = now.Evidence

@@ -179,7 +179,7 @@ func (o Observation) proofs() (proofs []Proof, fences []Action, missing []string
 			proofs = append(proofs, Proof{Backend: t.Backend, Addresses: t.Addresses, Evidence: read.Evidence, At: read.At})
 			continue
 		}
-		fences = append(fences, Fence{Backend: t.Backend, Intent: intent.Digest, Addresses: t.Addresses})
+		fences = append(fences, Fence(t))
 		if read.Err != "" {
 			missing = append(missing, t.Backend+": "+read.Err)
 		}

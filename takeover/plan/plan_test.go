@@ -55,7 +55,7 @@ func perform(o *Observation, step Step) (rest bool) {
 		case ClaimNode:
 			o.Node.Claim, o.Node.Unschedulable = a.Claim, true
 		case Fence:
-			read := ReadBack{Backend: a.Backend, Intent: a.Intent, Held: a.Addresses, Recorded: a.Addresses, Evidence: []string{"3 OSDs"}, At: begin}
+			read := ReadBack{Backend: a.Backend, Intent: o.Remediation.Status.Intent.Digest, Held: a.Addresses, Recorded: a.Addresses, Evidence: []string{"3 OSDs"}, At: begin}
 			o.ReadBacks = append(slices.DeleteFunc(o.ReadBacks, func(r ReadBack) bool { return r.Backend == a.Backend }), read)
 		case Unfence:
 			for i, r := range o.ReadBacks {

@@ -23,11 +23,9 @@ type (
 // ClaimNode writes the claim and makes the node unschedulable, in one update.
 type ClaimNode struct{ Claim Claim }
 
-// Fence asks a backend to fence addresses for this remediation as owner. A
-// NetworkFence has to be one that no earlier intent used.
+// Fence asks a backend to fence addresses for this remediation as owner.
 type Fence struct {
 	Backend   string
-	Intent    string // digest
 	Addresses []netip.Addr
 }
 

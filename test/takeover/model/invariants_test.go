@@ -100,7 +100,7 @@ func (m *model) owner(r uint8) uint8 {
 func (m *model) fence(w *world, i int, a plan.Fence) (violation string) {
 	l := w.leaders[i]
 	b := slices.Index(backends, a.Backend)
-	w.held[b][m.owner(l.remediation)] |= bitsOf(plan.Unfence{Backend: a.Backend, Addresses: a.Addresses})
+	w.held[b][m.owner(l.remediation)] |= bitsOf(plan.Unfence(a))
 	w.late = w.late || i == 0 && w.elected
 	switch {
 	case w.held[b][0]&addressB|w.held[b][1]&addressB|w.held[b][administrator]&addressB != 0:

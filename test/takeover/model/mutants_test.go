@@ -179,7 +179,7 @@ var mutants = []mutant{
 	{name: "actions do not wait for the status", violates: "a fence without an intent", actsFirst: true, decide: func(o *plan.Observation, next *plan.Step) {
 		if s := next.Status; o.Remediation.Status.Intent == nil && s.Intent != nil {
 			for _, t := range s.Intent.Targets {
-				next.Actions = append(next.Actions, plan.Fence{Backend: t.Backend, Intent: s.Intent.Digest, Addresses: t.Addresses})
+				next.Actions = append(next.Actions, plan.Fence(t))
 			}
 		}
 	}},
