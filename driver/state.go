@@ -94,5 +94,11 @@ func (p *Process) OpenState(ctx context.Context, f *StateFlags) (State, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.Background("watch of the state", func(ctx context.Context) error {
+		shared.Watch(ctx, func(err error) {
+			p.Logger().Warn("the records are not watched, each comparison reads them", "err", err)
+		})
+		return nil
+	})
 	return shared, nil
 }

@@ -57,6 +57,11 @@ func TestRecords(t *testing.T) {
 				t.Errorf("records of another name: %v", all)
 			}
 			testkit.Value(p.UseState(ctx, r.State))(t) // beside grants and fences
+			if name == "file" {
+				return
+			}
+			testkit.Go(t, p.driver.runBackground)
+			testkit.Eventually(t, "the ConfigMap is watched", func() bool { return api.Count("watch") > 0 })
 		})
 	}
 }

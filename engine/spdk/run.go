@@ -29,15 +29,6 @@ func (e *Engine) Run(ctx context.Context) error {
 	for _, t := range e.order {
 		targets.Go(func() { e.watch(ctx, t) })
 	}
-	if db, ok := e.config.Database.(interface {
-		Watch(context.Context, func(error))
-	}); ok {
-		targets.Go(func() {
-			db.Watch(ctx, func(err error) {
-				e.config.Logger.Warn("the records are not watched, each comparison reads them", "err", err)
-			})
-		})
-	}
 	targets.Wait()
 	return nil
 }

@@ -46,9 +46,14 @@ func (e *Engine) shutOut(s state) (hosts []shutOutHost) {
 // Held implements volume.Fencer. It reads the host lists of the targets, and
 // omits the blocks of a host that is on one, or whose target does not answer.
 func (e *Engine) Held(ctx context.Context) ([]netip.Prefix, error) {
-	s, err := e.state(ctx)
+	s, isRecalled, err := e.recentState(ctx)
 	if err != nil || len(s.Fenced) == 0 {
 		return nil, err
+	}
+	if isRecalled {
+		if s, err = e.state(ctx); err != nil {
+			return nil, err
+		}
 	}
 	hosts := e.shutOut(s)
 	lists := e.hostLists(ctx, hosts)

@@ -1,17 +1,22 @@
 package spdk
 
 import (
+	"context"
 	"fmt"
+	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/fence/enforce"
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/internal/configmap"
 	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/internal/store"
 	rpc "github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/spdk/spdktest"
@@ -38,6 +43,16 @@ func (r *rig) onConfigMap(api *kubeapi.Server) *Engine {
 	})
 }
 
+// watched runs an engine as its process does, with a watch of its state.
+func (r *rig) watched(e *Engine) {
+	r.t.Helper()
+	testkit.Go(r.t, func(ctx context.Context) error {
+		e.config.Database.(*store.Shared).Watch(ctx, func(error) {})
+		return nil
+	})
+	r.run(e)
+}
+
 // comparisons waits for further ones.
 func (r *rig) comparisons() {
 	r.t.Helper()
@@ -46,25 +61,59 @@ func (r *rig) comparisons() {
 	testkit.Eventually(r.t, "10 comparisons", func() bool { return r.targets[0].Counts()[list] >= after })
 }
 
-// While nothing changes no comparison reads the state. A change by another controller is
-// seen, and what is recorded and exported before its event arrives is not unknown.
+// verified counts how often a guard has read back its fences.
+type verified struct {
+	volume.Fencer
+	times atomic.Int64
+}
+
+func (v *verified) Held(ctx context.Context) ([]netip.Prefix, error) {
+	defer v.times.Add(1)
+	return v.Fencer.Held(ctx)
+}
+
+// guard runs a guard of the fences of an engine until the test ends.
+func (r *rig) guard(e *Engine) *verified {
+	r.t.Helper()
+	v := &verified{Fencer: e}
+	operations := op.New(context.WithoutCancel(r.t.Context()), time.Second)
+	r.t.Cleanup(func() { _ = operations.Close(context.Background()) })
+	f := testkit.Value(enforce.New(enforce.Config{
+		Ledger: ledgerOf(e), Operations: operations, Interval: time.Millisecond,
+		Locals: []enforce.Local{{Name: "spdk", Fencer: v, Deferred: true}},
+		Boots:  func(context.Context) (map[string]volume.Boot, error) { return nil, nil },
+	}))(r.t)
+	testkit.Go(r.t, f.Guard)
+	return v
+}
+
+// While nothing changes neither a comparison nor the guard of the fences reads the state.
+// A change by another controller is seen, and what is recorded and exported before its
+// event arrives is not unknown.
 func TestStateRequestsWhileIdle(t *testing.T) {
 	r := newRig(t, "one", "two")
 	e, api := r.inConfigMap()
 	v := create(t, e, "v", volume.Source{})
 	publish(t, e, v.ID, node("n1", "192.0.2.1"))
-	r.run(e)
-	r.comparisons()
+	r.watched(e)
+	guard := r.guard(e)
+	passes := func() {
+		t.Helper()
+		r.comparisons()
+		after := guard.times.Load() + 10
+		testkit.Eventually(t, "10 passes of the guard", func() bool { return guard.times.Load() >= after })
+	}
+	passes()
 	// Reads that have begun before the watch end.
 	testkit.Eventually(t, "the state is watched", func() bool {
 		before := api.Count("get")
-		r.comparisons()
+		passes()
 		return api.Count("get") == before
 	})
 	before := api.Count("get")
-	r.comparisons()
+	passes()
 	if reads := api.Count("get") - before; reads > 0 {
-		t.Errorf("%d reads of the state in 10 comparisons of an idle controller, want none", reads)
+		t.Errorf("%d reads of the state in 10 comparisons and 10 passes of the guard of an idle controller, want none", reads)
 	}
 
 	other := r.onConfigMap(api)
@@ -96,7 +145,7 @@ func TestStateIsNotWatched(t *testing.T) {
 		}
 		return kubeapi.None
 	})
-	r.run(e)
+	r.watched(e)
 	r.comparisons()
 	testkit.Must(t, grant(t, r.onConfigMap(api), v.ID, node("n1", "192.0.2.1")))
 	testkit.Eventually(t, "a client that another controller has recorded is admitted", func() bool {

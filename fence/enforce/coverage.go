@@ -121,7 +121,7 @@ func (e *Enforcer) Coverage(ctx context.Context, blocks []netip.Prefix, onlyLoca
 	var err error
 	if len(blocks) == 0 {
 		var desired volume.FenceSet
-		desired, err = e.desired(ctx)
+		desired, err = desiredIn(ctx, e.ledger)
 		blocks = desired.Blocks
 	} else if network, failed := e.config.Network(ctx); failed == nil {
 		err = request.CheckReach(plan.Request{Blocks: blocks}, network)

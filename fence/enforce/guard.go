@@ -11,6 +11,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/internal/cidr"
+	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -20,7 +21,7 @@ const resumeAfter = time.Minute
 // Restore puts the recorded fences in force, before the servers listen, unless
 // Local.Deferred. Guard ends the sessions that began before.
 func (e *Enforcer) Restore(ctx context.Context) error {
-	desired, err := e.desired(ctx)
+	desired, err := desiredIn(ctx, e.ledger)
 	if err != nil {
 		return err
 	}
@@ -72,14 +73,18 @@ func (e *Enforcer) check(ctx context.Context) {
 			return e.report(ctx, l.Name, err)
 		})
 	}
-	fences, err := e.ledger.Fences(ctx)
+	recorded := e.ledger.Recent()
+	if len(e.peers) > 0 {
+		recorded = e.ledger // decides what they fence
+	}
+	fences, err := recorded.Fences(ctx)
 	if err == nil {
 		for _, p := range e.peers {
 			all.add(p.Name(), func() error { return e.report(ctx, p.Name(), e.checkPeer(ctx, p, fences)) })
 		}
 	}
 	err = errors.Join(e.report(ctx, "ledger", err), all.wait())
-	ending, failed := e.ledger.Ending(ctx)
+	ending, failed := recorded.Ending(ctx)
 	if failed == nil {
 		ending, failed = awaited(ending, fences)
 	}
@@ -111,15 +116,20 @@ func (e *Enforcer) checkLocal(ctx context.Context, l *local) error {
 }
 
 func (e *Enforcer) repair(ctx context.Context, l *local) (desired []netip.Prefix, err error) {
-	err = e.exclusive(ctx, l, e.config.Bounds.Block, func(ctx context.Context, now volume.FenceSet) error {
-		desired = now.Blocks
+	err = l.locked(ctx, e.config.Bounds.Block, func(ctx context.Context) error {
 		held, err := l.Fencer.Held(ctx)
-		switch {
-		case err != nil:
+		if err != nil {
 			return errs.Errorf(errs.Unavailable, "read back the fenced blocks: %w", err)
-		case slices.Equal(held, desired):
-			l.applied, l.known = desired, true // also after an Apply that failed
-			return nil
+		}
+		var now volume.FenceSet
+		for _, recorded := range []*ledger.Ledger{e.ledger.Recent(), e.ledger} {
+			if now, err = desiredIn(ctx, recorded); err != nil {
+				return err
+			}
+			if desired = now.Blocks; slices.Equal(held, desired) {
+				l.applied, l.known = desired, true // also after an Apply that failed
+				return nil
+			}
 		}
 		// Another program has caused a difference to the last Apply; one only
 		// to the record is a call in flight.
@@ -192,14 +202,16 @@ func (e *Enforcer) checkPeer(ctx context.Context, p *peer, fences []volume.Fence
 
 // resume continues interrupted calls without a retry.
 func (e *Enforcer) resume(ctx context.Context) {
-	fences, err := e.ledger.Fences(ctx)
-	if err != nil {
-		return // logged by check
+	isStale := func(f volume.Fence) bool { return f.Phase != volume.Fenced && time.Since(f.Since) >= resumeAfter }
+	fences, err := e.ledger.Recent().Fences(ctx)
+	if err != nil || !slices.ContainsFunc(fences, isStale) {
+		return // an error is logged by check
+	}
+	if fences, err = e.ledger.Fences(ctx); err != nil {
+		return
 	}
 	stale := func(phase volume.FencePhase) []plan.Request {
-		return groupByOwner(slices.DeleteFunc(slices.Clone(fences), func(f volume.Fence) bool {
-			return f.Phase != phase || time.Since(f.Since) < resumeAfter
-		}))
+		return groupByOwner(slices.DeleteFunc(slices.Clone(fences), func(f volume.Fence) bool { return f.Phase != phase || !isStale(f) }))
 	}
 	var all tasks
 	for _, req := range stale(volume.Fencing) {

@@ -33,6 +33,16 @@ type prover interface{ ProvesFences() }
 
 // exclusive calls fn with the ledger's desired set.
 func (e *Enforcer) exclusive(ctx context.Context, l *local, bound time.Duration, fn func(ctx context.Context, desired volume.FenceSet) error) error {
+	return l.locked(ctx, bound, func(ctx context.Context) error {
+		desired, err := desiredIn(ctx, e.ledger)
+		if err != nil {
+			return err
+		}
+		return fn(ctx, desired)
+	})
+}
+
+func (l *local) locked(ctx context.Context, bound time.Duration, fn func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	select {
@@ -41,11 +51,7 @@ func (e *Enforcer) exclusive(ctx context.Context, l *local, bound time.Duration,
 	case <-ctx.Done():
 		return errs.Errorf(errs.Unavailable, "wait for other changes of the fenced blocks: %w", ctx.Err())
 	}
-	desired, err := e.desired(ctx)
-	if err != nil {
-		return err
-	}
-	return fn(ctx, desired)
+	return fn(ctx)
 }
 
 // apply applies the desired blocks. Its error concerns the given blocks.
@@ -72,9 +78,9 @@ func (e *Enforcer) applyLocked(ctx context.Context, l *local, desired volume.Fen
 	return errs.Errorf(errs.Unavailable, "apply %d fenced blocks: %w", len(desired.Blocks), err)
 }
 
-// desired reads the set of one moment.
-func (e *Enforcer) desired(ctx context.Context) (volume.FenceSet, error) {
-	recorded, err := e.ledger.Records(ctx)
+// desiredIn reads the set of one moment.
+func desiredIn(ctx context.Context, from *ledger.Ledger) (volume.FenceSet, error) {
+	recorded, err := from.Records(ctx)
 	if err != nil {
 		return volume.FenceSet{}, err
 	}

@@ -77,7 +77,7 @@ func (e *Enforcer) recordBoots(ctx context.Context) {
 	if e.config.Boots == nil {
 		return
 	}
-	awaiting, err := e.ledger.AwaitingBoots(ctx)
+	awaiting, err := e.ledger.Recent().AwaitingBoots(ctx)
 	if err == nil && len(awaiting) > 0 {
 		var boots map[string]volume.Boot
 		if boots, err = e.readBoots(ctx); err == nil {
