@@ -3,6 +3,7 @@ package sockfd
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -43,18 +44,22 @@ func CanTakeDescriptors() error {
 // skips hidden processes and descriptor tables of single threads.
 func ClosedTCP(ctx context.Context, namespace uint64, live func(inode uint32) bool) ([]Closed, error) {
 	seen := map[uint32]*Closed{} // nil: not a closed TCP socket
-	_, err := visit(ctx, func(d descriptor) {
+	_, err := visit(ctx, func(d descriptor) error {
 		if d.own || live(d.inode) {
-			return
+			return nil
 		}
 		one, known := seen[d.inode]
 		if !known {
-			one = d.closedTCP(namespace)
+			var err error
+			if one, err = d.closedTCP(namespace); err != nil {
+				return fmt.Errorf("inspect descriptor %s: %w", d.name, err)
+			}
 			seen[d.inode] = one
 		}
 		if one != nil && !slices.ContainsFunc(one.Holders, func(p Process) bool { return p.PID == d.pid }) {
 			one.Holders = append(one.Holders, Process{d.pid, nameOf(d.pid), d.name})
 		}
+		return nil
 	})
 	var found []Closed
 	for _, inode := range slices.Sorted(maps.Keys(seen)) {
@@ -66,46 +71,62 @@ func ClosedTCP(ctx context.Context, namespace uint64, live func(inode uint32) bo
 }
 
 // closedTCP is nil for other or gone sockets.
-func (d descriptor) closedTCP(namespace uint64) *Closed {
-	if !d.isTCP() {
-		return nil
+func (d descriptor) closedTCP(namespace uint64) (*Closed, error) {
+	if isTCP, err := d.isTCP(); err != nil || !isTCP {
+		return nil, err
 	}
 	fd, err := d.take()
-	if err != nil {
-		return nil
+	if fd < 0 || err != nil {
+		return nil, err
 	}
 	defer unix.Close(fd)
 	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-	if err != nil || info.State != unix.BPF_TCP_CLOSE {
-		return nil
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil // an MPTCP socket without a connection
+	}
+	if err != nil {
+		return nil, os.NewSyscallError("getsockopt TCP_INFO", err)
 	}
 	of, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if err != nil || of != namespace {
-		return nil
+	if err != nil {
+		return nil, os.NewSyscallError("getsockopt SO_NETNS_COOKIE", err)
+	}
+	if info.State != unix.BPF_TCP_CLOSE || of != namespace {
+		return nil, nil
 	}
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
 	if err != nil {
-		return nil
+		return nil, os.NewSyscallError("getsockopt SO_COOKIE", err)
 	}
 	local, remote, err := names(fd)
-	if err != nil {
-		return nil // never connected
+	if errors.Is(err, unix.ENOTCONN) {
+		return nil, nil // never connected
 	}
-	return &Closed{Local: local, Remote: remote, Cookie: cookie, Inode: d.inode}
+	return &Closed{Local: local, Remote: remote, Cookie: cookie, Inode: d.inode}, err
 }
 
 // isTCP does not duplicate the descriptor. A plain TCP connection from an MPTCP
 // listener, which Go creates, is reported as MPTCP.
-func (d descriptor) isTCP() bool {
+func (d descriptor) isTCP() (bool, error) {
 	name := make([]byte, 16)
 	n, err := unix.Getxattr(d.dir.Name()+"/"+d.name, "system.sockprotoname", name)
 	if err != nil {
-		return false
+		return false, ignoreUnseen(os.NewSyscallError("getxattr system.sockprotoname", err))
 	}
 	protocol := unix.ByteSliceToString(name[:n])
-	return slices.Contains([]string{"TCP", "TCPv6", "MPTCP", "MPTCPv6"}, protocol)
+	return slices.Contains([]string{"TCP", "TCPv6", "MPTCP", "MPTCPv6"}, protocol), nil
 }
 
+// ignoreUnseen ignores the error of a process or descriptor that is gone or hidden.
+func ignoreUnseen(err error) error {
+	if gone(err) || errors.Is(err, unix.EBADF) || errors.Is(err, os.ErrPermission) {
+		return nil
+	}
+	return err
+}
+
+// take duplicates the descriptor. It returns -1 if it is gone or hidden, or its number
+// refers to another file by now.
 func (d descriptor) take() (fd int, err error) {
 	number, err := strconv.Atoi(d.name)
 	if err != nil {
@@ -113,18 +134,16 @@ func (d descriptor) take() (fd int, err error) {
 	}
 	process, err := unix.PidfdOpen(d.pid, 0)
 	if err != nil {
-		return -1, err
+		return -1, ignoreUnseen(os.NewSyscallError("pidfd_open", err))
 	}
 	defer unix.Close(process)
 	fd, err = unix.PidfdGetfd(process, number, 0)
 	if err != nil {
-		return -1, err
+		return -1, ignoreUnseen(os.NewSyscallError("pidfd_getfd", err))
 	}
-	// The number can refer to another file by now.
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || uint32(st.Ino) != d.inode || st.Mode&unix.S_IFMT != unix.S_IFSOCK {
-		_ = unix.Close(fd)
-		return -1, fmt.Errorf("descriptor %d of process %d is another file now", number, d.pid)
+		return -1, unix.Close(fd)
 	}
 	return fd, nil
 }

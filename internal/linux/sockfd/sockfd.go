@@ -43,9 +43,9 @@ func (p Process) String() string {
 // they can hold any socket.
 func Holders(ctx context.Context, wanted map[uint32]bool) (held map[uint32][]Process, hidden []Process, err error) {
 	fds := map[uint32]map[int]string{} // by inode and process
-	hidden, err = visit(ctx, func(d descriptor) {
+	hidden, err = visit(ctx, func(d descriptor) error {
 		if !wanted[d.inode] {
-			return
+			return nil
 		}
 		if fds[d.inode] == nil {
 			fds[d.inode] = map[int]string{}
@@ -53,6 +53,7 @@ func Holders(ctx context.Context, wanted map[uint32]bool) (held map[uint32][]Pro
 		if fds[d.inode][d.pid] == "" {
 			fds[d.inode][d.pid] = d.name
 		}
+		return nil
 	})
 	names := map[int]string{}
 	held = make(map[uint32][]Process, len(fds))
@@ -80,7 +81,7 @@ type descriptor struct {
 	own   bool // in a thread's own table
 }
 
-func visit(ctx context.Context, see func(descriptor)) (hidden []Process, err error) {
+func visit(ctx context.Context, see func(descriptor) error) (hidden []Process, err error) {
 	pids, err := numbers("/proc")
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)
@@ -98,12 +99,16 @@ func visit(ctx context.Context, see func(descriptor)) (hidden []Process, err err
 	return hidden, nil
 }
 
-func visitProcess(pid int, see func(descriptor)) error {
+func visitProcess(pid int, see func(descriptor) error) error {
 	dir := fmt.Sprintf("/proc/%d", pid)
 	if err := visitTable(pid, dir, false, see); err != nil {
 		return err
 	}
-	for _, thread := range ownTables(pid, dir) {
+	threads, err := ownTables(pid, dir)
+	if err != nil {
+		return err
+	}
+	for _, thread := range threads {
 		if err := visitTable(pid, filepath.Join(dir, "task", strconv.Itoa(thread)), true, see); err != nil {
 			return err
 		}
@@ -113,7 +118,7 @@ func visitProcess(pid int, see func(descriptor)) error {
 
 // visitTable visits the sockets of one descriptor table; a missing table is not
 // an error.
-func visitTable(pid int, of string, own bool, see func(descriptor)) error {
+func visitTable(pid int, of string, own bool, see func(descriptor) error) error {
 	dir, err := os.Open(filepath.Join(of, "fd"))
 	if gone(err) {
 		return nil
@@ -133,7 +138,9 @@ func visitTable(pid int, of string, own bool, see func(descriptor)) error {
 			return &os.PathError{Op: "readlink", Path: filepath.Join(dir.Name(), name), Err: err}
 		}
 		if inode, is := socketInode(link[:max(n, 0)]); is {
-			see(descriptor{pid: pid, dir: dir, name: name, inode: inode, own: own})
+			if err := see(descriptor{pid: pid, dir: dir, name: name, inode: inode, own: own}); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -156,9 +163,12 @@ func socketInode(link []byte) (uint32, bool) {
 
 // ownTables lists threads that unshared the first thread's table, or whose
 // first thread has ended.
-func ownTables(pid int, dir string) []int {
-	threads, _ := numbers(filepath.Join(dir, "task")) // the process is gone
-	return slices.DeleteFunc(threads, func(thread int) bool { return thread == pid || sameTable(pid, thread) })
+func ownTables(pid int, dir string) ([]int, error) {
+	threads, err := numbers(filepath.Join(dir, "task"))
+	if gone(err) {
+		return nil, nil
+	}
+	return slices.DeleteFunc(threads, func(thread int) bool { return thread == pid || sameTable(pid, thread) }), err
 }
 
 // sameTable is also false without CONFIG_KCMP; a shared table is then visited

@@ -157,6 +157,50 @@ func TestClosedTCP(t *testing.T) {
 	}
 }
 
+// A closed socket that cannot be inspected, here as the limit of open files is
+// reached, is not one that does not exist.
+func TestClosedTCPWithoutDescriptors(t *testing.T) {
+	testkit.EnterNetNS(t)
+	l := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	defer l.Close()
+	client := testkit.Value(net.DialTCP("tcp", nil, l.Addr().(*net.TCPAddr)))(t)
+	conn := testkit.Value(l.Accept())(t)
+	defer conn.Close()
+	testkit.Must(t, client.SetLinger(0), client.Close())
+	file := testkit.Value(conn.(*net.TCPConn).File())(t)
+	defer file.Close()
+	namespace := testkit.Value(unix.GetsockoptUint64(int(file.Fd()), unix.SOL_SOCKET, unix.SO_NETNS_COOKIE))(t)
+	find := func() ([]Closed, error) {
+		return ClosedTCP(t.Context(), namespace, func(uint32) bool { return false })
+	}
+	testkit.Eventually(t, "the socket is closed", func() bool { return len(testkit.Value(find())(t)) == 1 })
+
+	var limit unix.Rlimit
+	testkit.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	var spare []int
+	defer func() {
+		for _, fd := range spare {
+			_ = unix.Close(fd)
+		}
+		testkit.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	}()
+	for len(spare) < 64 { // no number below the last one is free
+		spare = append(spare, testkit.Value(unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0))(t))
+	}
+	failed := false
+	for left := range 4 { // descriptors that can be opened
+		testkit.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(spare[63] + 1 + left), Max: limit.Max}))
+		found, err := find()
+		failed = failed || err != nil
+		if err == nil && len(found) != 1 {
+			t.Errorf("with %d descriptors left: %v, want the socket or an error", left, found)
+		}
+	}
+	if !failed {
+		t.Error("no limit was reached")
+	}
+}
+
 func TestSocketInode(t *testing.T) {
 	for link, want := range map[string]uint32{
 		"socket:[123]": 123, "socket:[4294967295]": 4294967295,
