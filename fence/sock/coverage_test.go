@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/ports"
 	"github.com/cleatproject/cleat/internal/linux/sockdiag"
 	"github.com/cleatproject/cleat/internal/linux/sockfd"
@@ -121,7 +122,7 @@ func TestRDMAServers(t *testing.T) {
 	put("sys/class/ksmbd-control/stats", "1 running 2 3\n")
 	for pid, name := range map[string]string{"7": "nvmf_tgt", "8": "nvmf_tgt", "9": "mpirun"} {
 		put("proc/"+pid+"/comm", name+"\n")
-		put("proc/"+pid+"/fd/0", "")
+		testkit.Must(t, os.MkdirAll(filepath.Join(root, "proc", pid, "fd"), 0o700), os.Symlink("/dev/null", filepath.Join(root, "proc", pid, "fd/0")))
 		if pid != "8" {
 			testkit.Must(t, os.Symlink("/dev/infiniband/uverbs0", filepath.Join(root, "proc", pid, "fd", "3")))
 		}
@@ -138,4 +139,12 @@ func TestRDMAServers(t *testing.T) {
 		"10.0.0.1:4420 nvmet over RDMA", "10.0.0.1:3260 LIO iSCSI over RDMA (iSER)", "[::]:20049 nfsd over RDMA",
 		"[::]:445 ksmbd, which accepts SMB Direct if the kernel has it", "invalid AddrPort nvmf_tgt (process 7) over RDMA",
 	}, got)
+
+	// What cannot be read is not absent.
+	portlist := filepath.Join(root, "proc/fs/nfsd/portlist")
+	testkit.Must(t, os.Remove(portlist), os.Mkdir(portlist, 0o700))
+	testkit.WantError(t, "an unreadable list of nfsd", testkit.Err(rdmaServers(root)), errs.Unavailable, "portlist")
+	testkit.Must(t, os.Remove(portlist))
+	put("proc/8/fd/5", "") // no link, as a link that cannot be read
+	testkit.WantError(t, "unreadable files of a server", testkit.Err(rdmaServers(root)), errs.Unavailable, "proc/8/fd")
 }
