@@ -95,13 +95,7 @@ func TestFlags(t *testing.T) {
 	if len(all) < 25 {
 		t.Fatalf("the help of only %d commands was found", len(all))
 	}
-	demo := filepath.Join(t.TempDir(), "cleat-demo")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", demo, "./demo")
-	build.Dir = testkit.Root(t)
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	for _, c := range append(all, commands(t, demo)...) {
+	for _, c := range append(all, commands(t, testkit.Build(t, "./demo"))...) {
 		if words := strings.Join(c.words, " "); len(words) > 0 && !regexp.MustCompile(`(cleat|kubectl cleat) `+words+"[ `\n]").MatchString(text) {
 			t.Errorf("no page shows cleat %s", words)
 		}

@@ -39,11 +39,7 @@ var peers = sync.OnceValues(func() (programPaths, error) {
 		return p, err
 	}
 	p = programPaths{helm: set.Path("helm"), cleat: filepath.Join(dir, "cleat"), dir: dir}
-	build := exec.Command("go", "build", "-o", p.cleat, "../../cmd/cleat")
-	if out, err := build.CombinedOutput(); err != nil {
-		return p, fmt.Errorf("%w\n%s", err, out)
-	}
-	return p, nil
+	return p, testkit.BuildTo(background, p.cleat, testkit.Cleat)
 })
 
 type programPaths struct{ helm, cleat, dir string }

@@ -30,7 +30,7 @@ var built struct{ cleat, tar string }
 func TestMain(m *testing.M) {
 	code := testkit.RunMain(m, func(dir string) error {
 		built.cleat, built.tar = filepath.Join(dir, "cleat"), filepath.Join(dir, "image.tar")
-		if err := testkit.BuildTo(context.Background(), built.cleat, testkit.Cleat, "-trimpath"); err != nil {
+		if err := testkit.BuildTo(context.Background(), built.cleat, testkit.Cleat); err != nil {
 			return err
 		}
 		return Build(context.Background(), Options{Output: built.tar, Binary: built.cleat, Log: os.Stderr})

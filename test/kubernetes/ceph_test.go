@@ -48,7 +48,7 @@ csi:
 // buildCeph builds the controller's image as users do.
 func buildCeph(ctx context.Context, dir string) error {
 	binary := filepath.Join(dir, "bin", "cleat-ceph")
-	if err := testkit.BuildTo(ctx, binary, testkit.Cleat, "-trimpath", "-tags", "ceph,pacific"); err != nil {
+	if err := testkit.BuildTo(ctx, binary, testkit.Cleat, "-tags", "ceph,pacific"); err != nil {
 		return err
 	}
 	return image.Build(ctx, image.Options{Variant: image.Ceph, Output: filepath.Join(dir, cephArchive), Reference: cephImage, Binary: binary, Log: os.Stderr})

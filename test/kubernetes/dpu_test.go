@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -31,12 +30,7 @@ const (
 // buildSNAP builds the double of SNAP, which runs outside of pods, like SNAP on
 // a DPU.
 func buildSNAP(ctx context.Context, dir string) error {
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(dir, "bin", "snap-double"), "github.com/cleatproject/cleat/spdk/spdktest/double")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("build the double of SNAP: %w: %s", err, out)
-	}
-	return nil
+	return testkit.BuildTo(ctx, filepath.Join(dir, "bin", "snap-double"), "./spdk/spdktest/double")
 }
 
 // The chart's DPU plugin serves at the contract's path, creates devices in the

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -17,6 +16,7 @@ import (
 	"github.com/cleatproject/cleat/deploy/image/oci"
 	"github.com/cleatproject/cleat/test/kubernetes/cluster"
 	"github.com/cleatproject/cleat/test/kubernetes/programs"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // testCluster is the cluster of this process, created before the tests.
@@ -51,10 +51,8 @@ func TestMain(m *testing.M) {
 // tree into the image that users get.
 func makeImages(ctx context.Context, dir string, set programs.Set) error {
 	binary := filepath.Join(dir, "bin", "cleat")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", binary, "github.com/cleatproject/cleat/cmd/cleat")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("build cleat: %w: %s", err, out)
+	if err := testkit.BuildTo(ctx, binary, testkit.Cleat); err != nil {
+		return err
 	}
 	if err := image.Build(ctx, image.Options{Output: filepath.Join(dir, "cleat.tar"), Reference: cleatImage, Binary: binary, Log: os.Stderr}); err != nil {
 		return fmt.Errorf("build the image of cleat: %w", err)

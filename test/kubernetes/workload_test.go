@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -32,10 +31,8 @@ const writerImage = "cleat.local/writer:local"
 // writingImage builds writerImage; dir is for the program.
 func writingImage(ctx context.Context, dir string) (oci.Image, error) {
 	program := filepath.Join(dir, "bin", "writer")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, "./writer")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return oci.Image{}, fmt.Errorf("build writer: %w: %s", err, out)
+	if err := testkit.BuildTo(ctx, program, "./test/kubernetes/writer"); err != nil {
+		return oci.Image{}, err
 	}
 	image, err := cluster.BusyboxImage(ctx, writerImage, "/writer")
 	image.Layers = append(image.Layers, oci.FileLayer(oci.File{Path: "/writer", Mode: 0o755, Content: oci.HostFile(program)}))

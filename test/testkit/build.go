@@ -2,6 +2,9 @@ package testkit
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -9,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/test/tree"
 )
@@ -37,8 +42,44 @@ func Build(t testing.TB, pkg string, flags ...string) (program string) {
 }
 
 // BuildTo is Build for a TestMain that builds one program for all its tests
-// (see RunMain).
+// (see RunMain). Test programs that run with the same directory in the environment
+// variable CLEAT_PROGRAMS share the programs of this tree: each is linked once.
 func BuildTo(ctx context.Context, program, pkg string, flags ...string) error {
+	shared := os.Getenv("CLEAT_PROGRAMS")
+	if shared == "" || slices.ContainsFunc(flags, func(f string) bool { return strings.HasPrefix(f, "-overlay") }) {
+		return build(ctx, program, pkg, flags)
+	}
+	key := sha256.Sum256(fmt.Appendf(nil, "%q", append([]string{pkg}, flags...)))
+	from := filepath.Join(shared, hex.EncodeToString(key[:8]))
+	lock, err := os.Create(from + ".lock")
+	if err != nil {
+		return err
+	}
+	defer lock.Close() // unlocks
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	if _, err := os.Stat(from); err != nil {
+		if err := build(ctx, from+".new", pkg, flags); err != nil {
+			return err
+		}
+		if err := os.Rename(from+".new", from); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(program), 0o755); err != nil {
+		return err
+	}
+	if err := os.Remove(program); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err := os.Link(from, program); !errors.Is(err, unix.EXDEV) {
+		return err
+	}
+	return build(ctx, program, pkg, flags)
+}
+
+func build(ctx context.Context, program, pkg string, flags []string) error {
 	root, err := tree.Root()
 	if err != nil {
 		return err

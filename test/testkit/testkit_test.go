@@ -55,6 +55,24 @@ func TestMust(t *testing.T) {
 	}
 }
 
+// Test programs share a program of equal flags, and build a changed one.
+func TestSharedPrograms(t *testing.T) {
+	t.Setenv("CLEAT_PROGRAMS", t.TempDir())
+	const pkg = "./test/testkit/mountns/run"
+	stat := func(program string) os.FileInfo { return testkit.Value(os.Stat(program))(t) }
+	first := stat(testkit.Build(t, pkg))
+	if !os.SameFile(first, stat(testkit.Build(t, pkg))) {
+		t.Error("the program was built twice")
+	}
+	overlay := filepath.Join(t.TempDir(), "overlay.json")
+	testkit.Must(t, os.WriteFile(overlay, []byte("{}"), 0o600))
+	for _, flags := range [][]string{{"-tags", "crashpoints"}, {"-overlay=" + overlay}} {
+		if os.SameFile(first, stat(testkit.Build(t, pkg, flags...))) {
+			t.Errorf("the program with %v is the one without", flags)
+		}
+	}
+}
+
 func TestDiff(t *testing.T) {
 	testkit.Diff(t, "equal", []int{1}, []int{1})
 	v := &failing{TB: t}
