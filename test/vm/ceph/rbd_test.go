@@ -32,7 +32,10 @@ func TestCeph(t *testing.T) {
 			}
 		})
 	})
-	run(t, r, test{"restarts", (*rig).testRestarts}, test{"takeover", (*rig).testTakeovers}, test{"attach time", (*rig).testAttachTime})
+	run(t, r, test{"restarts", (*rig).testRestarts}, test{"takeover", (*rig).testTakeovers})
+	if soak.Enabled {
+		run(t, r, test{"attach time", (*rig).testAttachTime})
+	}
 	run(t, fs, fsTest{"dpu", (*fsRig).testDPU}, fsTest{"shared", (*fsRig).testShared}, fsTest{"fence", (*fsRig).testFence},
 		fsTest{"takeover", (*fsRig).testTakeover}, fsTest{"server", (*fsRig).testServer})
 	for n := range r.nodes {

@@ -176,5 +176,5 @@ func takeovers() int {
 	if soak.Enabled {
 		return 100
 	}
-	return 3
+	return 2 // each kernel is lost once, with each value of replace
 }

@@ -23,7 +23,7 @@ import (
 
 // defaultPowerLosses is the number of power losses of one run, over both guests; make
 // soak sets POWER_CUTS.
-const defaultPowerLosses = 8
+const defaultPowerLosses = 6
 
 // fewPowerLosses is the number of power losses of one guest below which all data is
 // read only after the last one.
