@@ -11,6 +11,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -26,20 +27,24 @@ func TestDisruption(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		run  func(*workload)
+		soak bool // shown below, or by a harder case
 	}{
-		{"KubeletEnds", (*workload).kubeletEnds},
-		{"KubeletKilled", (*workload).kubeletKilled},
-		{"RuntimeKilled", (*workload).runtimeKilled},
-		{"DriversKilled", (*workload).driversKilled},
-		{"SidecarsKilled", (*workload).sidecarsKilled},
-		{"HungUnmount", (*workload).hungUnmount},
-		{"Rollout", (*workload).rollout},
-		{"Rollback", (*workload).rolledBack},
-		{"SecondInstance", (*workload).secondInstance},
-		{"Uninstalled", (*workload).uninstalled},
-		{"PodForced", (*workload).podForced},
-		{"Reboot", (*workload).reboot},
+		{"KubeletEnds", (*workload).kubeletEnds, true}, // KubeletKilled
+		{"KubeletKilled", (*workload).kubeletKilled, false},
+		{"RuntimeKilled", (*workload).runtimeKilled, false},
+		{"DriversKilled", (*workload).driversKilled, false},
+		{"SidecarsKilled", (*workload).sidecarsKilled, false},
+		{"HungUnmount", (*workload).hungUnmount, false},
+		{"Rollout", (*workload).rollout, false},
+		{"Rollback", (*workload).rolledBack, true},           // test/csi TestUpgrade
+		{"SecondInstance", (*workload).secondInstance, true}, // test/csi TestTwoDrivers
+		{"Uninstalled", (*workload).uninstalled, false},
+		{"PodForced", (*workload).podForced, false},
+		{"Reboot", (*workload).reboot, false},
 	} {
+		if c.soak && !soak.Enabled {
+			continue
+		}
 		if !t.Run(c.name, func(t *testing.T) { c.run(w.with(t)) }) {
 			return // later cases would fail for the same reason
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/cleatproject/cleat/deploy/image/oci"
 	"github.com/cleatproject/cleat/test/kubernetes/cluster"
 	"github.com/cleatproject/cleat/test/kubernetes/programs"
+	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -67,8 +68,10 @@ func makeImages(ctx context.Context, dir string, set programs.Set) error {
 	if err != nil {
 		return err
 	}
-	if err := sabotagedImage(ctx, dir); err != nil {
-		return err
+	if soak.Enabled {
+		if err := sabotagedImage(ctx, dir); err != nil {
+			return err
+		}
 	}
 	writer, err := writingImage(ctx, dir)
 	if err != nil {

@@ -11,7 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cleatproject/cleat/deploy/image"
+	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -66,8 +70,39 @@ func sabotagedImage(ctx context.Context, dir string) error {
 }
 
 // The checks of TestDisruption detect a driver whose rollout unmounts volumes,
-// even though the writer continues.
+// even though the writer continues. In CI the test unmounts them itself, which
+// needs no image and no release; in make soak the driver is sabotaged.
 func TestSabotagedDriver(t *testing.T) {
+	release := "single"
+	if soak.Enabled {
+		release = sabotagedRelease(t)
+	}
+	w := newWorkload(newSpace(t))
+	w.settleTime = 2 * time.Second
+	w.add(w.load(release, "ext4"))
+	unmount := w.unmountStaged
+	if soak.Enabled {
+		unmount = w.rollOutSabotaged
+	}
+	err := w.undisturbed(unmount)
+	if err == nil || !strings.Contains(err.Error(), "globalmount") || !strings.Contains(err.Error(), "is gone") {
+		t.Errorf("the unmount of staged volumes was not detected, got: %v", err)
+	}
+}
+
+// unmountStaged unmounts the staged volumes of the release single.
+func (w *workload) unmountStaged() {
+	w.Helper()
+	for _, e := range testkit.Value(mount.Table(w.Context()))(w) {
+		if strings.Contains(e.Target, "/kubernetes.io/csi/"+singleDriver+"/") && strings.HasSuffix(e.Target, "/globalmount") {
+			testkit.Must(w, unix.Unmount(e.Target, unix.MNT_DETACH))
+		}
+	}
+}
+
+// sabotagedRelease installs a release of the sabotaged image and returns its name.
+func sabotagedRelease(t *testing.T) string {
+	t.Helper()
 	broken := release{name: "broken", values: `
 image: {tag: sabotaged}
 csi:
@@ -86,14 +121,11 @@ csi:
 		}
 	})
 	testkit.Must(t, broken.install(t.Context(), testCluster))
-	w := newWorkload(newSpace(t))
-	w.settleTime = 2 * time.Second
-	w.add(w.load("broken", "ext4"))
-	err := w.undisturbed(func() {
-		w.inSystem("rollout", "restart", "daemonset/broken-cleat-csi-node")
-		w.inSystem("rollout", "status", "daemonset/broken-cleat-csi-node", "--timeout=150s")
-	})
-	if err == nil || !strings.Contains(err.Error(), "globalmount") || !strings.Contains(err.Error(), "is gone") {
-		t.Errorf("the unmount by the sabotaged driver was not detected, got: %v", err)
-	}
+	return broken.name
+}
+
+func (w *workload) rollOutSabotaged() {
+	w.Helper()
+	w.inSystem("rollout", "restart", "daemonset/broken-cleat-csi-node")
+	w.inSystem("rollout", "status", "daemonset/broken-cleat-csi-node", "--timeout=150s")
 }
