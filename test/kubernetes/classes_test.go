@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -55,7 +56,7 @@ func TestInvalidClassIsRejected(t *testing.T) {
 	t.Parallel()
 	s := newVolumes(t)
 	why := map[string]string{}
-	for i, c := range []struct {
+	for i, c := range soak.Pick(2, []struct {
 		parameters map[string]string
 		sentence   string
 	}{
@@ -64,7 +65,7 @@ func TestInvalidClassIsRejected(t *testing.T) {
 		{map[string]string{"provisioning": "thickk"}, `did you mean "thick"?`},
 		{map[string]string{"csi.storage.k8s.io/fstype": "ext5"}, "is not a file system that this driver supports; supported are ext4, xfs, btrfs"},
 		{map[string]string{"trimInterval": "often"}, `trimInterval "often" is not a duration; use for example 24h or 30m, or 0 for off`},
-	} {
+	}) {
 		for _, driver := range []string{perNodeDriver, singleDriver} {
 			for mode, change := range map[string]func(*storagev1.StorageClass){"now": immediate, "wait": nil} {
 				name := fmt.Sprintf("%s-%d-%s", mode, i, strings.ReplaceAll(driver, ".", "-"))
@@ -95,7 +96,7 @@ func TestUnsupportedMountOptionIsRejected(t *testing.T) {
 // can be used by another claim.
 func TestRetainedVolumeIsReused(t *testing.T) {
 	t.Parallel()
-	for _, driver := range []string{perNodeDriver, singleDriver} {
+	for _, driver := range soak.Pick(1, []string{perNodeDriver, singleDriver}) {
 		t.Run(driver, func(t *testing.T) {
 			t.Parallel()
 			s := newVolumes(t)

@@ -66,7 +66,7 @@ func TestExternalStorage(t *testing.T) {
 		return
 	}
 	specs := testkit.Value(external.Named())(t)
-	specs = soak.Pick(7, specs)
+	specs = soak.Pick(4, specs)
 	began := time.Now()
 	results := program.Run(t.Context(), specs, 3, 1, os.Stdout)
 	t.Logf("REPORT: %d specs of Kubernetes' external storage in %s\n%s", len(results), time.Since(began).Round(time.Second), external.Table(results))

@@ -28,10 +28,10 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-const podsAtOnce = 30
-
-// claimsAtOnce returns the number of claims in TestScale.
-func claimsAtOnce() int { return slices.Max(soak.Pick(1, []int{100, 500})) }
+// atOnce returns the number of claims and of pods in TestScale.
+func atOnce() (claims, pods int) {
+	return slices.Max(soak.Pick(1, []int{50, 500})), slices.Max(soak.Pick(1, []int{15, 30}))
+}
 
 // TestScale creates and deletes many claims at once, then pods with a volume
 // each, without warnings or errors and within the memory limits of the
@@ -44,7 +44,7 @@ func TestScale(t *testing.T) {
 	s.idle(5 * time.Second)
 
 	u.phase("claims")
-	claims := claimsAtOnce()
+	claims, pods := atOnce()
 	s.createClaims(claims, volumeOfNode)
 	if got := len(s.poolFiles()) - len(before); got != claims {
 		t.Errorf("the pool has %d more volumes, want %d", got, claims)
@@ -55,7 +55,7 @@ func TestScale(t *testing.T) {
 		t.Errorf("the pool has %d volumes after the deletion, %d before the test", len(left), len(before))
 	}
 	u.phase("pods")
-	s.manyPods(podsAtOnce)
+	s.manyPods(pods)
 	u.end()
 	s.checkNoComplaints("local", began)
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -154,7 +155,7 @@ const mib = 1 << 20
 // that was on disk before. Volumes and snapshots can be deleted in any order.
 func TestSnapshots(t *testing.T) {
 	t.Parallel()
-	for _, release := range []string{"local", "single"} {
+	for _, release := range soak.Pick(1, []string{"local", "single"}) { // single: TestExternalStorage
 		t.Run(release, func(t *testing.T) {
 			t.Parallel()
 			s := newSpace(t)
