@@ -156,7 +156,7 @@ func TestKilledAtRandom(t *testing.T) {
 	records := s.records()
 	victim, neighbour := s.host(1, 7), s.host(2, 5)
 	n := s.writer(neighbour, neighbour.v4)
-	rounds := 4
+	rounds := 2
 	if soak.Enabled {
 		rounds = 40
 	}
