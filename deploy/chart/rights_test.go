@@ -12,7 +12,7 @@ import (
 const tokenDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 // Only containers that call the API server have a token: the sidecars, the
-// controllers of SPDK volumes and of lost nodes, placement, snapshot-controller, the SR-IOV daemon, and those that report boots or read
+// controllers with state in a ConfigMap and of lost nodes, placement, snapshot-controller, the SR-IOV daemon, and those that report boots or read
 // the reports. With two clusters, those of sidecars are for the DPU cluster, except
 // for that of CSI-Addons.
 func TestTokens(t *testing.T) {
@@ -24,8 +24,8 @@ func TestTokens(t *testing.T) {
 		}
 	})
 	inContainers(t, func(t *testing.T, where string, w workload, c corev1.Container) {
-		ofSPDK := slices.Contains(c.Args, "--engine=spdk") && slices.Contains(c.Args, "--services=controller")
-		want := strings.HasPrefix(c.Name, "csi-") || ofSPDK || slices.Contains([]string{"sriov-daemon/daemon", "csi-placement/placement", "takeover/takeover", "snapshot-controller/snapshot-controller"}, where) || hasBootLeases(c)
+		stateInObject := slices.ContainsFunc(c.Args, func(arg string) bool { return strings.Contains(arg, "-state=configmap:") })
+		want := strings.HasPrefix(c.Name, "csi-") || stateInObject || slices.Contains([]string{"sriov-daemon/daemon", "csi-placement/placement", "takeover/takeover", "snapshot-controller/snapshot-controller"}, where) || hasBootLeases(c)
 		i := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == tokenDir })
 		if i >= 0 != want {
 			t.Errorf("%s has a token: %t, want %t", where, i >= 0, want)
@@ -40,7 +40,7 @@ func TestTokens(t *testing.T) {
 		if v.Name == "dpu-cluster" {
 			wantFiles = []string{"TOKEN_FILE as token", "KUBERNETES_CA_DATA as ca.crt"}
 		}
-		if other := strings.Contains(t.Name(), "host_cluster") && !ofSPDK && c.Name != "csi-addons"; other != (v.Name == "dpu-cluster") {
+		if other := strings.Contains(t.Name(), "host_cluster") && !stateInObject && c.Name != "csi-addons"; other != (v.Name == "dpu-cluster") {
 			t.Errorf("%s has the token of volume %s", where, v.Name)
 		}
 		if v.Projected != nil {

@@ -92,6 +92,25 @@ csi:
   nvme: {clusterID: east, keySecret: nvme-keys}
   maxVolumes: 100
 `
+	externalMode = `
+image: {repository: registry.example.com/acme-csi, tag: 0.1.0}
+csi:
+  engine: external
+  mode: controller
+  driverName: csi.acme.example
+  external: {stateFlag: acme-state}
+  extraArgs: [--share=/mnt/share]
+  extraVolumeMounts: [{name: share, mountPath: /mnt/share, mountPropagation: HostToContainer}]
+  extraVolumes: [{name: share, hostPath: {path: /mnt/share}}]
+  controller: {extraArgs: [--password-file=/etc/acme/password], extraVolumes: [{name: password, secret: {secretName: acme}}], extraVolumeMounts: [{name: password, mountPath: /etc/acme}]}
+  nvme: {clusterID: east, keySecret: nvme-keys}
+  snapshots: {enabled: true}
+  addons: {enabled: true}
+  maxVolumes: 100
+  storageClasses:
+    - {}
+    - {name: fast, fsType: ext4, volumeBindingMode: Immediate, parameters: {tier: fast, replicas: 3}, allowedTopologies: [{matchLabelExpressions: [{key: csi.acme.example/hall, values: [a]}]}]}
+`
 	// Service accounts with names of their own, and of others.
 	accounts = `
 csi:
@@ -135,6 +154,8 @@ var variety = map[string]string{
 	"spdk, nothing published": "csi: {engine: spdk, mode: controller, spdk: {secret: \"\", attachRequired: false}, storageClasses: []}",
 	"DPF, host cluster":       hostCluster + "metrics: {enabled: true, prometheusRule: {enabled: true}}\nnetworkPolicy: {enabled: true}",
 	"DPF, DPU cluster":        dpuCluster + "metrics: {enabled: true, prometheusRule: {enabled: true}}\nnetworkPolicy: {enabled: true}",
+	"external":                externalMode + theOthers,
+	"external, not attached":  "image: {repository: registry.example.com/acme-csi}\ncsi: {engine: external, mode: controller, external: {stateFlag: acme-state, attachRequired: false}}",
 	"none":                    noneMode + theOthers,
 	"none, defaults":          "csi: {engine: none}",
 	"fence alone":             "csi: {enabled: false}\nfence: {enabled: true, allPorts: true, addons: {enabled: false}, affinity: {nodeAffinity: {}}}",

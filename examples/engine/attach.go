@@ -60,9 +60,10 @@ func (a *attacher) held(ctx context.Context) (map[string]loopDevice, error) {
 	}
 	found := map[string]loopDevice{}
 	for _, l := range list.LoopDevices {
-		file := strings.TrimSuffix(l.BackFile, " (deleted)")
-		if filepath.Dir(file) == a.share {
-			found[filepath.Base(file)] = l
+		// The mounts of a container that has ended are gone: the path then begins at the share.
+		dir, file := filepath.Split(strings.TrimSuffix(l.BackFile, " (deleted)"))
+		if filepath.Clean(dir) == a.share || dir == "/" && strings.HasSuffix(file, poolID[24:]) { // volume.NewID
+			found[file] = l
 		}
 	}
 	return found, nil

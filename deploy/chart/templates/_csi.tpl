@@ -12,7 +12,7 @@
 
 {{/* Not empty if the controller publishes volumes to nodes. */}}
 {{- define "cleat.attachRequired" -}}
-{{- if and (ne .Values.csi.mode "perNode") (or (not (include "cleat.spdk" .)) .Values.csi.spdk.attachRequired) }}true{{ end -}}
+{{- if and (ne .Values.csi.mode "perNode") (index .Values.csi .Values.csi.engine | default dict | dig "attachRequired" true) }}true{{ end -}}
 {{- end -}}
 
 {{/* Arguments common to every process of the driver. */}}
@@ -93,9 +93,7 @@ the same path here and on the host: the kubelet names them, and so does the kern
     {{- if $root.Values.csi.addons.enabled }}
     {{- include "cleat.csi.fencing" . | nindent 4 }}
     {{- end }}
-    {{- with $root.Values.csi.extraArgs }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- include "cleat.extra" (list (concat $root.Values.csi.extraArgs (ternary $root.Values.csi.controller.extraArgs list $controller)) 4) }}
   env:
     - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
     # Not flags: commands run in this container (cleat csi status) need them too.
@@ -156,6 +154,7 @@ the same path here and on the host: the kubelet names them, and so does the kern
     - {name: fence-tls, mountPath: /etc/cleat/fence-tls, readOnly: true}
     {{- end }}
     {{- end }}
+    {{- include "cleat.extra" (list (ternary $root.Values.csi.controller $root.Values.csi $controller).extraVolumeMounts 4) }}
 {{- end -}}
 
 {{/* Volumes of the driver's container: (list $ services) */}}

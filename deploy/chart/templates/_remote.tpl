@@ -3,6 +3,33 @@
 {{- if and .Values.csi.enabled (eq .Values.csi.engine "none") }}true{{ end -}}
 {{- end -}}
 
+{{/* Not empty with csi.engine external. */}}
+{{- define "cleat.external" -}}
+{{- if and .Values.csi.enabled (eq .Values.csi.engine "external") }}true{{ end -}}
+{{- end -}}
+
+{{/* Its part of cleat.remote.controller. */}}
+{{- define "cleat.external.controller.args" -}}
+- --{{ .Values.csi.external.stateFlag }}=configmap:{{ .Release.Namespace }}/{{ include "cleat.state" . }}
+{{- with .Values.csi.nvme.clusterID }}
+- --cluster-id={{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "cleat.external.controller.mounts" -}}
+# For its state.
+{{ include "cleat.token.mount" . }}
+{{- end -}}
+
+{{- define "cleat.external.controller.volumes" -}}
+{{- end -}}
+
+{{/* ConfigMap with the controller's state, of the engines that keep it there. The driver
+creates it, and uninstalling keeps it. */}}
+{{- define "cleat.state" -}}
+{{- include "cleat.fullname" . }}-{{ .Values.csi.engine }}-state
+{{- end -}}
+
 {{/* Not empty with an engine whose nodes attach NVMe namespaces. */}}
 {{- define "cleat.nvme" -}}
 {{- include "cleat.static" . }}{{ include "cleat.spdk" . -}}
@@ -11,7 +38,7 @@
 {{/* Not empty with an engine whose volumes are on other machines. Its nodes attach them in
 the host's network. */}}
 {{- define "cleat.remote" -}}
-{{- include "cleat.ceph" . }}{{ include "cleat.nvme" . -}}
+{{- include "cleat.ceph" . }}{{ include "cleat.nvme" . }}{{ include "cleat.external" . -}}
 {{- end -}}
 
 {{/* Not empty if the release has pods of the node service, and of the controller. */}}
@@ -32,7 +59,9 @@ the host's network. */}}
 {{- define "cleat.remote.args" -}}
 {{- $root := index . 0 -}}
 - csi
+{{- if not (include "cleat.external" $root) }}
 - --engine={{ $root.Values.csi.engine }}
+{{- end }}
 - --services={{ index . 1 }}
 - --driver-name={{ $root.Values.csi.driverName }}
 - --node-id=$(NODE_NAME)
@@ -67,9 +96,7 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
     {{- if .Values.csi.addons.enabled }}
     {{- include "cleat.csi.fencing" (list . "remote") | nindent 4 }}
     {{- end }}
-    {{- with .Values.csi.extraArgs }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- include "cleat.extra" (list (concat .Values.csi.extraArgs .Values.csi.controller.extraArgs) 4) }}
   env:
     - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
     # Not flags: commands run in this container (cleat csi status) need them too.
@@ -98,6 +125,7 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
     - {name: fence-tls, mountPath: /etc/cleat/fence-tls, readOnly: true}
     {{- end }}
     {{- end }}
+    {{- include "cleat.extra" (list .Values.csi.controller.extraVolumeMounts 4) }}
 {{- end -}}
 
 {{- define "cleat.remote.controller.volumes" -}}
@@ -175,7 +203,7 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
   # reads the kernel's clients of Ceph in debugfs.
   {{- else }}
   # Privileged: it mounts for the kubelet, which needs Bidirectional propagation, and
-  # {{ if $ceph }}maps images in /sys/bus/rbd{{ else }}connects controllers in /dev/nvme-fabrics{{ end }}, which become devices in the host's /dev.
+  # {{ if $ceph }}maps images in /sys/bus/rbd{{ else if include "cleat.external" . }}attaches volumes{{ else }}connects controllers in /dev/nvme-fabrics{{ end }}, which become devices in the host's /dev.
   {{- end }}
   {{- include "cleat.privileged" . | nindent 2 }}
   ports:
@@ -208,9 +236,10 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
     - {name: dev, mountPath: /dev}
     - {name: sys, mountPath: /sys}
     {{- end }}
-    # modprobe {{ if $cephfs }}ceph{{ else }}{{ ternary "nvme-tcp" "rbd" (empty $ceph) }}{{ end }}.
+    # modprobe {{ if include "cleat.external" . }}of what the engine needs{{ else if $cephfs }}ceph{{ else }}{{ ternary "nvme-tcp" "rbd" (empty $ceph) }}{{ end }}.
     - {name: modules, mountPath: /lib/modules, readOnly: true}
     - {name: tmp, mountPath: /tmp}
+    {{- include "cleat.extra" (list .Values.csi.extraVolumeMounts 4) }}
 {{- end -}}
 
 {{- define "cleat.remote.node.volumes" -}}

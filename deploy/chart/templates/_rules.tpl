@@ -54,10 +54,11 @@
 {{- $perNode := eq .Values.csi.mode "perNode" }}
 {{- $spdk := include "cleat.spdk" . }}
 {{- $credentials := include "cleat.spdk.credentials" . }}
-{{- if and $spdk (not (include "cleat.spdk.account" .)) }}
+{{- $external := include "cleat.external" . }}
+{{- if and (or $spdk $external) (not (include "cleat.spdk.account" .)) }}
 # The controller's state. create cannot be limited by name.
 - {apiGroups: [""], resources: [configmaps], verbs: [create]}
-- {apiGroups: [""], resources: [configmaps], verbs: [get, update, watch], resourceNames: [{{ include "cleat.spdk.state" . }}]}
+- {apiGroups: [""], resources: [configmaps], verbs: [get, update, watch], resourceNames: [{{ include "cleat.state" . }}]}
 {{- end }}
 {{- if include "cleat.ceph" . }}
 # Classes made for ceph-csi name it; the driver has its own.
@@ -67,7 +68,7 @@
 # Classes made for spdk-csi name it; the driver has its own.
 - {apiGroups: [""], resources: [secrets], verbs: [get], resourceNames: [{{ .Values.csi.spdk.secret }}]}
 {{- end }}
-{{- else }}
+{{- else if not $external }}
 - {apiGroups: [storage.k8s.io], resources: [csistoragecapacities], verbs: [get, list, watch, create, update, patch, delete]}
 # The pod's owner owns the CSIStorageCapacities.
 - {apiGroups: [""], resources: [pods], verbs: [get]}

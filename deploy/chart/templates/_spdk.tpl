@@ -20,18 +20,13 @@ cluster, which has only the CSIDriver, classes and roles. */}}
 {{- default .Release.Namespace .Values.csi.spdk.dpuCluster.namespace -}}
 {{- end -}}
 
-{{/* ConfigMap with the controller's state. The driver creates it, and uninstalling keeps it. */}}
-{{- define "cleat.spdk.state" -}}
-{{- include "cleat.fullname" . }}-spdk-state
-{{- end -}}
-
 {{/* Its part of cleat.remote.controller, with the names of spdk-csi. */}}
 {{- define "cleat.spdk.controller.args" -}}
 - --spdk-config=/etc/spdkcsi-config/config.json
 {{- if .Values.csi.spdk.secret }}
 - --spdk-secret=/etc/cleat/spdk-secret/secret.json
 {{- end }}
-- --spdk-state=configmap:{{ .Release.Namespace }}/{{ include "cleat.spdk.state" . }}
+- --spdk-state=configmap:{{ .Release.Namespace }}/{{ include "cleat.state" . }}
 {{- with .Values.csi.nvme.clusterID }}
 - --cluster-id={{ . }}
 {{- end }}
