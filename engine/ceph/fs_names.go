@@ -2,10 +2,8 @@ package ceph
 
 import (
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/cleatproject/cleat/volume"
 )
@@ -28,18 +26,11 @@ type fsID struct {
 
 func (id fsID) String() string { return fmt.Sprintf("fsvol-%x-%s-%s", id.fs, id.hash, id.uuid) }
 
-var fsIDs = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^fsvol-([0-9a-f]{1,16})-([0-9a-f]{32})-([0-9a-f]{32})$`)
-})
+var fsIDs = pattern(`^fsvol-` + idNumber + `-([0-9a-f]{32})-([0-9a-f]{32})$`)
 
 func parseFSID(id volume.ID) (fsID, bool) {
-	m := fsIDs().FindStringSubmatch(string(id))
-	if m == nil {
-		return fsID{}, false
-	}
-	fs, err := strconv.ParseInt(m[1], 16, 64)
-	v := fsID{fs: fs, hash: m[2], uuid: m[3]}
-	return v, err == nil && v.String() == string(id)
+	fs, parts, ok := parseID(fsIDs, string(id))
+	return fsID{fs: fs, hash: parts[0], uuid: parts[1]}, ok
 }
 
 // fsSnapshotID is the content of a CephFS snapshot's id.
@@ -54,24 +45,15 @@ func (id fsSnapshotID) String() string {
 	return fmt.Sprintf("fssnap-%x-%s-%s-%x", id.fs, id.volume, id.hash, id.created)
 }
 
-var fsSnapshotIDs = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^fssnap-([0-9a-f]{1,16})-([0-9a-f]{32})-([0-9a-f]{32})-([0-9a-f]{1,16})$`)
-})
+var fsSnapshotIDs = pattern(`^fssnap-` + idNumber + `-([0-9a-f]{32})-([0-9a-f]{32})-` + idNumber + `$`)
 
 func parseFSSnapshotID(id volume.SnapshotID) (fsSnapshotID, bool) {
-	m := fsSnapshotIDs().FindStringSubmatch(string(id))
-	if m == nil {
-		return fsSnapshotID{}, false
-	}
-	fs, err := strconv.ParseInt(m[1], 16, 64)
-	created, err2 := strconv.ParseInt(m[4], 16, 64)
-	s := fsSnapshotID{fs: fs, volume: m[2], hash: m[3], created: created}
-	return s, err == nil && err2 == nil && s.String() == string(id)
+	fs, parts, ok := parseID(fsSnapshotIDs, string(id))
+	created, err := strconv.ParseInt(parts[2], 16, 64)
+	return fsSnapshotID{fs: fs, volume: parts[0], hash: parts[1], created: created}, ok && err == nil
 }
 
-var uuidPattern = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-})
+var uuidPattern = pattern(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 
 func withoutDashes(uuid string) string { return strings.ReplaceAll(uuid, "-", "") }
 

@@ -2,10 +2,8 @@ package ceph
 
 import (
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
@@ -24,9 +22,7 @@ func (h handle) String() string {
 	return fmt.Sprintf("0001-%04x-%s-%016x-%s", len(h.cluster), h.cluster, h.pool, h.uuid)
 }
 
-var handleEnd = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^-([0-9a-f]{16})-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})$`)
-})
+var handleEnd = pattern(`^-([0-9a-f]{16})-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})$`)
 
 func parseHandle(id volume.ID) (handle, bool) {
 	rest, ok := strings.CutPrefix(string(id), "0001-")

@@ -46,6 +46,24 @@ func snapName(hash string) string { return snapPrefix + hash }
 // is cloned, by the hash of the new volume's name.
 func cloneSnapName(hash string) string { return clonePrefix + hash }
 
+// idNumber is a number in an id, in the only form that it has there.
+const idNumber = `(0|[1-9a-f][0-9a-f]{0,15})`
+
+func pattern(text string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(text) })
+}
+
+// parseID returns the number with which an id of a pattern begins, and its other parts;
+// the parts of another id are empty.
+func parseID(ids func() *regexp.Regexp, id string) (first int64, parts []string, ok bool) {
+	m := ids().FindStringSubmatch(id)
+	if m == nil {
+		return 0, make([]string, ids().NumSubexp()-1), false
+	}
+	first, err := strconv.ParseInt(m[1], 16, 64)
+	return first, m[2:], err == nil
+}
+
 // volumeID is the content of a volume's id. The internal id of the image
 // differs for each creation. The record of the image keeps it when the image
 // gets another one.
@@ -70,18 +88,11 @@ func VolumeID(pool int64, image, imageID string) volume.ID {
 	return id
 }
 
-var volumeIDs = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^vol-([0-9a-f]{1,16})-([0-9a-f]{32})-([0-9a-f]{1,32})$`)
-})
+var volumeIDs = pattern(`^vol-` + idNumber + `-([0-9a-f]{32})-([0-9a-f]{1,32})$`)
 
 func parseVolumeID(id volume.ID) (volumeID, bool) {
-	m := volumeIDs().FindStringSubmatch(string(id))
-	if m == nil {
-		return volumeID{}, false
-	}
-	pool, err := strconv.ParseInt(m[1], 16, 64)
-	v := volumeID{pool: pool, hash: m[2], image: m[3]}
-	return v, err == nil && v.String() == string(id)
+	pool, parts, ok := parseID(volumeIDs, string(id))
+	return volumeID{pool: pool, hash: parts[0], image: parts[1]}, ok
 }
 
 // snapshotID is the content of a snapshot's id.
@@ -96,19 +107,12 @@ func (id snapshotID) String() string {
 	return fmt.Sprintf("snap-%x-%s-%s-%x", id.pool, id.image, id.hash, id.snap)
 }
 
-var snapshotIDs = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^snap-([0-9a-f]{1,16})-([0-9a-f]{1,32})-([0-9a-f]{32})-([0-9a-f]{1,16})$`)
-})
+var snapshotIDs = pattern(`^snap-` + idNumber + `-([0-9a-f]{1,32})-([0-9a-f]{32})-` + idNumber + `$`)
 
 func parseSnapshotID(id volume.SnapshotID) (snapshotID, bool) {
-	m := snapshotIDs().FindStringSubmatch(string(id))
-	if m == nil {
-		return snapshotID{}, false
-	}
-	pool, err := strconv.ParseInt(m[1], 16, 64)
-	snap, err2 := strconv.ParseUint(m[4], 16, 64)
-	s := snapshotID{pool: pool, image: m[2], hash: m[3], snap: snap}
-	return s, err == nil && err2 == nil && s.String() == string(id)
+	pool, parts, ok := parseID(snapshotIDs, string(id))
+	snap, err := strconv.ParseUint(parts[2], 16, 64)
+	return snapshotID{pool: pool, image: parts[0], hash: parts[1], snap: snap}, ok && err == nil
 }
 
 // groupID is the content of the id of a group of snapshots. Each creation has a
@@ -130,18 +134,11 @@ func (id groupID) name() string { return groupPrefix + id.hash + "-" + id.uuid }
 // No name has its first byte.
 func (id groupID) memberHash() string { return hash("\xff" + id.String()) }
 
-var groupIDs = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^group-([0-9a-f]{1,16})-([0-9a-f]{32})-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})$`)
-})
+var groupIDs = pattern(`^group-` + idNumber + `-([0-9a-f]{32})-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})$`)
 
 func parseGroupID(id volume.GroupID) (groupID, bool) {
-	m := groupIDs().FindStringSubmatch(string(id))
-	if m == nil {
-		return groupID{}, false
-	}
-	pool, err := strconv.ParseInt(m[1], 16, 64)
-	g := groupID{pool: pool, hash: m[2], uuid: m[3]}
-	return g, err == nil && g.String() == string(id)
+	pool, parts, ok := parseID(groupIDs, string(id))
+	return groupID{pool: pool, hash: parts[0], uuid: parts[1]}, ok
 }
 
 // parseGroupName returns the id of the group with the name of a group of RBD.
