@@ -85,6 +85,9 @@ func (d Definition) LeftOut(s Spec) string {
 			"its claims are of 1 MiB whatever the driver says its least size is (Kubernetes v1.37.2, test/e2e/storage/testsuites/volume_group_snapshottable.go:195 and 305), a file system of ours has more, and external-provisioner restores no snapshot into a claim that is smaller than it; `test/kubernetes` restores group snapshots itself"},
 		{"", regexp.MustCompile(`^\[Testpattern: Dynamic PV \(default fs\)\] provisioning should provision storage with any volume data source`),
 			"it runs images of two more programs, hello-populator and volume-data-source-validator, which are not built here; of the driver it wants a volume as any other"},
+		{"", regexp.MustCompile(`\] disruptive .*\[Disruptive\]`), stopsTheKubelet},
+		{"", regexp.MustCompile(`should remount stale subpath bind mount`),
+			"it unmounts a bind mount of the kubelet's and stops the container with `crictl`, which these nodes do not have; nothing of it reaches the driver"},
 	} {
 		if (o.release == "" || o.release == d.Release) && o.name.MatchString(s.Name) && !s.foreign() {
 			return o.reason

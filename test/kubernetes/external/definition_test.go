@@ -14,14 +14,17 @@ func TestLeftOutSpecs(t *testing.T) {
 		stress = "[Testpattern: Dynamic PV (xfs)] [Slow] volume-modify-stress [Feature:VolumeAttributesClass] multiple pods should modify volumes with a different volumeAttributesClass [Slow]"
 		group  = "[Testpattern: (delete policy)] volumegroupsnapshottable [Feature:volumegroupsnapshot] VolumeGroupSnapshottable should create snapshots for StatefulSet volumes and verify data consistency after restore"
 		groups = "[Testpattern: (delete policy)] volumegroupsnapshottable-stress [Feature:volumegroupsnapshot] should support volume group snapshotting of StatefulSet volumes repeatedly [Slow] [Serial]"
+		kill   = "[Testpattern: Dynamic PV (block volmode)] disruptive [LinuxOnly] [Provider:gce,aws,local,azure] Should test that pv written before kubelet restart is readable after restart. [Disruptive]"
+		stale  = "[Testpattern: Dynamic PV (default fs)] subPath should remount stale subpath bind mount after network filesystem disruption [LinuxOnly] [Disruptive] [Slow]"
+		skips  = "[Testpattern: Dynamic PV (default fs)] subPath should unmount if pod is gracefully deleted while kubelet is down [Disruptive] [Slow] [LinuxOnly]"
 		limit  = "[Testpattern: Dynamic PV (default fs)] volumeLimits should support volume limits [Serial]"
 	)
 	for i, want := range []struct {
 		release            string
 		left, run, foreign []string
 	}{
-		{"local", []string{byHand, any}, []string{stress, limit}, nil},
-		{"single", []string{stress, any, group}, []string{byHand, limit, groups}, nil},
+		{"local", []string{byHand, any, kill, stale}, []string{stress, limit, skips}, nil},
+		{"single", []string{stress, any, group, kill, stale}, []string{byHand, limit, groups, skips}, nil},
 		{"limited", nil, []string{limit}, []string{byHand, stress}},
 	} {
 		d := definitions[i]

@@ -11,6 +11,10 @@ type Reason struct {
 	Text string         // the explanation
 }
 
+// stopsTheKubelet is the reason of specs that need SSH. Some skip themselves
+// without a key, since Kubernetes 1.37 others fail.
+const stopsTheKubelet = "[Disruptive]: it stops the kubelet through SSH to the node. `test/kubernetes` restarts, stops and reboots under volumes in use itself"
+
 // reasons lists all accepted reasons: a spec that skips itself with another
 // message fails a full run.
 func reasons() []Reason {
@@ -23,7 +27,7 @@ func reasons() []Reason {
 		{`only supports singleNodeVolume`, "a pod on another node cannot see a volume that is local to one"},
 		{`doesn't support RWX`, "ReadWriteMany is of several nodes; a local volume is on one"},
 		{`does not support ROX access mode`, "ReadOnlyMany is of several nodes; a local volume is on one"},
-		{`^No SSH Key for provider local`, "[Disruptive]: it stops the kubelet through SSH to the node. `test/kubernetes` restarts, stops and reboots under volumes in use itself"},
+		{`^No SSH Key for provider local`, stopsTheKubelet},
 		{`VolumeAttributesClass|volume modify stress test options`, "VolumeAttributesClass needs one controller for the cluster: `csi.mode: controller`"},
 		{`group snapshot`, "group snapshots need one snapshotter for the cluster: `csi.mode: controller`"},
 		{`does not support snapshot metadata`, "the suite runs without its sidecar, external-snapshot-metadata, an option of the chart for `controller`"},

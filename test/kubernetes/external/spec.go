@@ -46,7 +46,7 @@ func (s Spec) Serial() bool {
 	return strings.Contains(s.Name, "[Serial]") || strings.HasSuffix(s.Name, "capacity provides storage capacity information")
 }
 
-var foreignPattern = regexp.MustCompile(`^\[Testpattern: (Pre-provisioned PV|Inline-volume|[^]]*\((ntfs|ext3)\))|\[Disruptive\]`)
+var foreignPattern = regexp.MustCompile(`^\[Testpattern: (Pre-provisioned PV|Inline-volume|[^]]*\((ntfs|ext3)\))`)
 
 // foreign reports whether none of our drivers has this kind of volumes. It
 // affects only the grouping of specs.
