@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/netip"
 	"reflect"
 	"sync"
 	"sync/atomic"
@@ -28,6 +30,8 @@ const (
 	maxBackoff  = 15 * time.Second
 	passTimeout = 4 * time.Minute
 	readTimeout = 20 * time.Second // of a backend
+	// resolveTimeout of a name. The next pass asks again.
+	resolveTimeout = 5 * time.Second
 	// fenceTimeout of a call, which a backend answers when sessions have ended. The
 	// next pass continues it.
 	fenceTimeout = 2 * time.Minute
@@ -42,6 +46,8 @@ type Config struct {
 	Identity  string // unique for each process
 	Coverage  Coverage
 	Backends  map[string]Backend
+	// Resolve returns the addresses of a host; nil: by the resolver of this machine.
+	Resolve func(ctx context.Context, host string) ([]netip.Addr, error)
 	// Interval at which a remediation is observed again without a change; zero is 3 s.
 	Interval time.Duration
 	// LeaseDuration is how long a leader that is gone keeps others waiting; zero is
@@ -70,6 +76,11 @@ func New(c Config) (*Controller, error) {
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Resolve == nil {
+		c.Resolve = func(ctx context.Context, host string) ([]netip.Addr, error) {
+			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+		}
 	}
 	if c.Interval == 0 {
 		c.Interval = 3 * time.Second

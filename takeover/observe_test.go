@@ -54,8 +54,10 @@ func observed(t *testing.T, coverage string, b backend, objects string) plan.Obs
 		all = append(all, u)
 	}
 	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds, all...)
+	hosts := map[string][]netip.Addr{"here.example.com": {netip.MustParseAddr("::ffff:10.0.0.7")}, "there.example.com": {netip.MustParseAddr("10.0.0.60"), netip.MustParseAddr("fd00::60")}}
 	c := testkit.Value(New(Config{
 		Client: client, Namespace: "ns", Lease: "l", Identity: "i", Coverage: testkit.Value(ParseCoverage([]byte(coverage)))(t), Backends: map[string]Backend{"storage": b},
+		Resolve: func(_ context.Context, host string) ([]netip.Addr, error) { return hosts[host], nil },
 	}))(t)
 	o := testkit.Value(c.observe(t.Context(), "lost-x7f", plan.Lease{Held: true, Term: 1}))(t)
 	return o.Observation
@@ -85,11 +87,17 @@ spec:
   - {name: v4, nfs: {server: s, path: /}}
   - {name: v5, csi: {driver: inline.example.com, volumeAttributes: {clusterID: east}}}
   - {name: v6, emptyDir: {}}
-  - {name: v7, hostPath: {path: /x}}
+  - {name: v7, hostPath: {path: /data}}
   - {name: v8, configMap: {name: x}}
   - {name: v9, persistentVolumeClaim: {claimName: c9}}
 ---
-{apiVersion: v1, kind: Pod, metadata: {name: static, namespace: default, annotations: {kubernetes.io/config.mirror: x}}, spec: {nodeName: lost}}
+{apiVersion: v1, kind: Pod, metadata: {name: moves, namespace: default}, spec: {nodeName: lost, volumes: [{name: w, hostPath: {path: /data}}, {name: r, hostPath: {path: /etc}}, {name: x, hostPath: {path: /x}}],
+  initContainers: [{name: i, volumeMounts: [{name: r, mountPath: /r, readOnly: true}, {name: w, mountPath: /w}]}],
+  containers: [{name: c, volumeMounts: [{name: r, mountPath: /r, readOnly: true}, {name: w, mountPath: /w, readOnly: true}]}]}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: everywhere, namespace: default, ownerReferences: [{apiVersion: apps/v1, kind: DaemonSet, name: d, uid: d, controller: true}]}, spec: {nodeName: lost, volumes: [{name: w, hostPath: {path: /data}}], containers: [{name: c, volumeMounts: [{name: w, mountPath: /w}]}]}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: static, namespace: default, annotations: {kubernetes.io/config.mirror: x}}, spec: {nodeName: lost, volumes: [{name: w, hostPath: {path: /data}}], containers: [{name: c, volumeMounts: [{name: w, mountPath: /w}]}]}}
 ---
 {apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: c1, namespace: default}, spec: {volumeName: pv1}}
 ---
@@ -115,16 +123,53 @@ spec:
 		{Name: "default/a/v2", Plugin: "persistentVolumeClaim", SeenIn: a},
 		{Name: "default/a/v4", Plugin: "nfs", Inline: true, SeenIn: a},
 		{Name: "default/a/v5", Plugin: "csi", Driver: "inline.example.com", Cluster: "east", Inline: true, SeenIn: a},
+		{Name: "default/moves/w", Plugin: "hostPath", Cluster: "/data", SeenIn: []string{"Pod default/moves"}},
 		{Name: "deleted", Plugin: "unknown", SeenIn: a},
-		{Name: "gone.example.com^h9", Plugin: "csi", Driver: "gone.example.com", Handle: "h9", SeenIn: []string{"volumesInUse"}},
+		{Name: "gone.example.com^h9", Plugin: "csi", Driver: "gone.example.com", Handle: "h9", NoObject: true, SeenIn: []string{"volumesInUse"}},
 		{Name: "kubernetes.io/glusterfs/x", Plugin: "unknown", SeenIn: []string{"volumesInUse"}},
 		{Name: "pv1", Plugin: "csi", Driver: "net.example.com", Handle: "h1", Cluster: "east", SeenIn: []string{"Pod default/a", "VolumeAttachment va1", "volumesInUse"}},
 		{Name: "pv3", Plugin: "csi", Driver: "free.example.com", Handle: "h3", Cluster: "10.0.0.7:4420", NoAttachment: true, OnNode: true, SeenIn: a},
 		{Name: "pv4", Plugin: "csi", Driver: "net.example.com", Handle: "h4", Cluster: "10.0.0.50", SeenIn: []string{"VolumeAttachment va4"}},
 	}, o.Volumes)
-	testkit.Diff(t, "pods", []plan.Pod{{Namespace: "default", Name: "a", ToleratesOutOfService: true}}, o.Pods)
+	testkit.Diff(t, "pods", []plan.Pod{{Namespace: "default", Name: "a", ToleratesOutOfService: true}, {Namespace: "default", Name: "everywhere"}, {Namespace: "default", Name: "moves"}}, o.Pods)
 	if !isProtected(o, "10.0.0.50") || isProtected(o, "10.0.0.7") {
 		t.Errorf("the target of another machine is protected, that on the node is not: %v", o.Protected)
+	}
+}
+
+// A volume's server is found by each key and in each form, by its name too.
+func TestTargetsOfVolumes(t *testing.T) {
+	const there, here, unknown = "10.0.0.60", "the node", "not known"
+	for attributes, want := range map[string]string{
+		"targetAddr: there.example.com":                                     there,
+		"targetAddr: 'here.example.com:4420'":                               here,
+		"targetAddr: 'gone.example.com:4420'":                               unknown,
+		"server: here.example.com":                                          here,
+		"server: 10.0.0.60":                                                 there,
+		"monitors: '10.0.0.60:6789,[fd00::60]:3300'":                        there,
+		"monitors: 'there.example.com:6789, here.example.com'":              here,
+		"monitors: gone.example.com":                                        unknown,
+		"traddr: here.example.com":                                          here,
+		"targetPortal: '[fd00::60]:3260'":                                   "fd00::60",
+		`portals: '["10.0.0.60:3260", "10.0.0.7:3260"]'`:                    here,
+		`connections: '[{"ip":"10.0.0.60","port":4420},{"ip":"10.0.0.7"}]'`: here,
+		"connections: 10.0.0.7 and others":                                  unknown,
+		"clusterID: here.example.com":                                       "",
+	} {
+		o := observed(t, withBackend, backend{}, `
+{apiVersion: v1, kind: Node, metadata: {name: lost}, status: {addresses: [{type: InternalIP, address: 10.0.0.7}]}}
+---
+{apiVersion: v1, kind: PersistentVolume, metadata: {name: pv1}, spec: {csi: {driver: net.example.com, volumeHandle: h1, volumeAttributes: {`+attributes+`}}}}
+---
+{apiVersion: storage.k8s.io/v1, kind: VolumeAttachment, metadata: {name: va1}, spec: {attacher: net.example.com, nodeName: lost, source: {persistentVolumeName: pv1}}}
+---
+{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: kubernetes, namespace: default}, addressType: IPv4, endpoints: [{addresses: [10.0.0.1]}]}`)
+		if o.Volumes[0].OnNode != (want == here) || (len(o.Unavailable) > 0) != (want == unknown) {
+			t.Errorf("%s: on the node %t, not known %v; want %s", attributes, o.Volumes[0].OnNode, o.Unavailable, want)
+		}
+		if want == there && !isProtected(o, want) || isProtected(o, "10.0.0.7") {
+			t.Errorf("%s: protected %v", attributes, o.Protected)
+		}
 	}
 }
 

@@ -3,8 +3,9 @@ package takeover
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -25,12 +26,13 @@ type volumes struct {
 	byName     map[string]*plan.Volume
 	byHandle   map[string]string // driver^handle to name
 	attachment map[string]bool   // of drivers: whether they have VolumeAttachments
+	resolved   map[string][]netip.Addr
 }
 
 // readVolumes reads what the node can have in use: by its pods, by
 // VolumeAttachments, and as its kubelet reported it.
 func (c *Controller) readVolumes(ctx context.Context, o *observation) error {
-	v := &volumes{c: c, o: o, byName: map[string]*plan.Volume{}, byHandle: map[string]string{}, attachment: map[string]bool{}}
+	v := &volumes{c: c, o: o, byName: map[string]*plan.Volume{}, byHandle: map[string]string{}, attachment: map[string]bool{}, resolved: map[string][]netip.Addr{}}
 	pods, err := kubeobject.List[corev1.Pod](ctx, c.config.Client, podResource, "", metav1.ListOptions{FieldSelector: "spec.nodeName=" + o.Remediation.Node})
 	if err != nil {
 		return err
@@ -71,13 +73,18 @@ func tolerates(p *corev1.Pod) bool {
 	})
 }
 
-// addOfPod ignores volumes that hold no data of others: those that the kubelet
-// makes, and directories of the host.
+// addOfPod ignores volumes that the kubelet makes on the node, and directories of
+// the host that a pod cannot write elsewhere.
 func (v *volumes) addOfPod(ctx context.Context, p *corev1.Pod, of *corev1.Volume) error {
 	seen := "Pod " + p.Namespace + "/" + p.Name
 	claim := ""
 	switch {
-	case of.EmptyDir != nil, of.ConfigMap != nil, of.Secret != nil, of.Projected != nil, of.DownwardAPI != nil, of.HostPath != nil, of.Image != nil:
+	case of.EmptyDir != nil, of.ConfigMap != nil, of.Secret != nil, of.Projected != nil, of.DownwardAPI != nil, of.Image != nil:
+		return nil
+	case of.HostPath != nil:
+		if startsElsewhere(p) && canWrite(p, of.Name) {
+			v.add(plan.Volume{Name: p.Namespace + "/" + p.Name + "/" + of.Name, Plugin: "hostPath", Cluster: of.HostPath.Path}, seen)
+		}
 		return nil
 	case of.PersistentVolumeClaim != nil:
 		claim = of.PersistentVolumeClaim.ClaimName
@@ -96,6 +103,27 @@ func (v *volumes) addOfPod(ctx context.Context, p *corev1.Pod, of *corev1.Volume
 		return nil
 	}
 	return v.addPersistent(ctx, found.Spec.VolumeName, seen)
+}
+
+// startsElsewhere is false for static pods, for those that are not deleted, and
+// for those of a DaemonSet, which other nodes run already.
+func startsElsewhere(p *corev1.Pod) bool {
+	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
+	owner := metav1.GetControllerOf(p)
+	return !mirror && !tolerates(p) && (owner == nil || owner.Kind != "DaemonSet")
+}
+
+// canWrite is false if each container has the volume read-only. Ephemeral
+// containers can have volumes too.
+func canWrite(p *corev1.Pod, volume string) bool {
+	mounts := []corev1.VolumeMount{}
+	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
+		mounts = append(mounts, c.VolumeMounts...)
+	}
+	for _, c := range p.Spec.EphemeralContainers {
+		mounts = append(mounts, c.VolumeMounts...)
+	}
+	return slices.ContainsFunc(mounts, func(m corev1.VolumeMount) bool { return m.Name == volume && !m.ReadOnly })
 }
 
 func inlineVolume(p *corev1.Pod, of *corev1.Volume) plan.Volume {
@@ -150,7 +178,7 @@ func (v *volumes) addPersistent(ctx context.Context, name, seen string) error {
 			return err
 		}
 		volume.Driver, volume.Handle, volume.Cluster, volume.NoAttachment = csi.Driver, csi.VolumeHandle, clusterOf(csi.VolumeAttributes), !attached
-		volume.OnNode = v.protectTargets(name, csi.VolumeAttributes)
+		volume.OnNode = v.protectTargets(ctx, name, csi.VolumeAttributes)
 		v.byHandle[csi.Driver+"^"+csi.VolumeHandle] = name
 	}
 	v.add(volume, seen)
@@ -179,25 +207,84 @@ func clusterOf(attributes map[string]string) string {
 	return ""
 }
 
-// protectTargets protects the addresses of the target that serves a volume, and
-// reports whether it is the lost node.
-func (v *volumes) protectTargets(name string, attributes map[string]string) (onNode bool) {
-	for _, text := range strings.FieldsFunc(attributes["targetAddr"], func(r rune) bool { return r == ',' || r == ' ' }) {
-		if host, _, err := net.SplitHostPort(text); err == nil {
-			text = host
+// serversOf returns the servers that a volume's attributes name, by the keys of
+// the drivers of NVMe-oF, NFS, Ceph and iSCSI.
+func serversOf(attributes map[string]string) (all []string) {
+	for _, key := range []string{"targetAddr", "traddr", "server", "monitors", "mon_host", "targetPortal", "portals"} {
+		list := attributes[key]
+		if key == "portals" { // a JSON list
+			list = strings.Trim(list, "[]")
 		}
-		a, err := netip.ParseAddr(text)
+		all = append(all, strings.FieldsFunc(list, func(r rune) bool { return strings.ContainsRune(`, "`, r) })...)
+	}
+	paths := attributes["connections"]
+	if paths == "" {
+		return all
+	}
+	var list []struct{ IP string }
+	if err := json.Unmarshal([]byte(paths), &list); err != nil {
+		return append(all, paths) // which no resolver knows
+	}
+	for _, path := range list {
+		all = append(all, path.IP)
+	}
+	return all
+}
+
+// protectTargets protects the addresses of the servers of a volume, and reports
+// whether one is the lost node. A name that is not resolved could be the lost node.
+func (v *volumes) protectTargets(ctx context.Context, name string, attributes map[string]string) (onNode bool) {
+	for _, server := range serversOf(attributes) {
+		addresses, err := v.resolve(ctx, hostOf(server))
 		if err != nil {
+			v.o.Unavailable = append(v.o.Unavailable, fmt.Sprintf("addresses of %s, which serves volume %s: %s", server, name, err))
 			continue
 		}
-		for _, client := range v.o.Clients { // those of the node itself, until here
-			onNode = onNode || slices.Contains(client.Addresses, a.Unmap())
+		here := slices.ContainsFunc(v.o.Clients, func(c plan.Client) bool { // those of the node itself, until here
+			return slices.ContainsFunc(addresses, func(a netip.Addr) bool { return slices.Contains(c.Addresses, a) })
+		})
+		if onNode = onNode || here; here {
+			continue
 		}
-		if !onNode {
+		for _, a := range addresses {
 			v.o.protect(a, "target of volume "+name)
 		}
 	}
 	return onNode
+}
+
+// hostOf returns the host of HOST, HOST:PORT and HOST:PORT:/PATH.
+func hostOf(text string) string {
+	if _, err := netip.ParseAddr(text); err == nil {
+		return text
+	}
+	if rest, bracketed := strings.CutPrefix(text, "["); bracketed {
+		host, _, _ := strings.Cut(rest, "]")
+		return host
+	}
+	host, _, _ := strings.Cut(text, ":")
+	return host
+}
+
+// resolve asks once for each name.
+func (v *volumes) resolve(ctx context.Context, host string) ([]netip.Addr, error) {
+	if a, err := netip.ParseAddr(host); err == nil {
+		return []netip.Addr{a.Unmap().WithZone("")}, nil
+	}
+	if known := v.resolved[host]; len(known) > 0 {
+		return known, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
+	defer cancel()
+	found, err := v.c.config.Resolve(ctx, host)
+	if err == nil && len(found) == 0 {
+		err = errors.New("the name has no address")
+	}
+	for i, a := range found {
+		found[i] = a.Unmap().WithZone("")
+	}
+	v.resolved[host] = found
+	return found, err
 }
 
 // addReported adds what the kubelet has reported as in use, and what is attached
@@ -232,7 +319,7 @@ func (v *volumes) addUnique(unique, seen string) {
 		v.add(*v.byName[name], seen)
 		return
 	}
-	v.add(plan.Volume{Name: of, Plugin: "csi", Driver: driver, Handle: handle}, seen)
+	v.add(plan.Volume{Name: of, Plugin: "csi", Driver: driver, Handle: handle, NoObject: true}, seen)
 }
 
 // add adds a volume, or another place where it was seen.

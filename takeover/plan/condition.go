@@ -30,6 +30,7 @@ const (
 	ReasonVolumeUnknown       = "VolumeUnknown"
 	ReasonNFSVolume           = "NFSVolume"
 	ReasonInlineVolume        = "InlineVolume"
+	ReasonHostPathVolume      = "HostPathVolume"
 	ReasonNoVolumeAttachment  = "NoVolumeAttachment"
 	ReasonNoFenceService      = "NoFenceService"
 	ReasonTargetOnNode        = "TargetOnNode"

@@ -43,7 +43,8 @@ func (o Observation) obstacle() (reason, message string) {
 // explain completes "NAME (DRIVER): ...".
 var explain = map[string]string{
 	ReasonDriverNotConfigured: "no coverage is configured for this driver and cluster",
-	ReasonVolumeUnknown:       "only volumes of CSI drivers can be fenced",
+	ReasonVolumeUnknown:       "only volumes of CSI drivers whose PersistentVolume exists can be fenced",
+	ReasonHostPathVolume:      "the path can be a mount of shared storage; a rule with local: true says that it is on the node's own disks",
 	ReasonNFSVolume:           "NFS volumes have no attachment that a fence would follow",
 	ReasonInlineVolume:        "inline volumes have no attachment",
 	ReasonNoVolumeAttachment:  "the driver has no VolumeAttachments",
@@ -55,13 +56,18 @@ var explain = map[string]string{
 // local to the node, or the reason why the volume is not covered.
 func (c Config) coverage(v Volume) (backend, reason string) {
 	rule, found := c.rule(v.rule(), v.Cluster)
+	hasClusters := slices.ContainsFunc(c.Coverage, func(r Rule) bool { return r.Driver == v.rule() && r.Cluster != "" })
 	switch {
+	case v.NoObject && hasClusters: // which of the rules applies is not known
+		return "", ReasonVolumeUnknown
 	case v.OnNode:
 		return "", ReasonTargetOnNode
 	case found && rule.Local:
 		return "", ""
 	case v.Plugin == "nfs":
 		return "", ReasonNFSVolume
+	case v.Plugin == "hostPath" || v.Plugin == "local":
+		return "", ReasonHostPathVolume
 	case v.Plugin != "csi":
 		return "", ReasonVolumeUnknown
 	case v.Inline:

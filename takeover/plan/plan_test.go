@@ -207,6 +207,11 @@ func TestObstacles(t *testing.T) {
 		{"no VolumeAttachment", ReasonNoVolumeAttachment, "nfs.csi", volume(func(v *Volume) { v.Driver, v.NoAttachment = "nfs.csi", true })},
 		{"engine none", ReasonNoFenceService, "without a backend", volume(func(v *Volume) { v.Driver = "none.cleat" })},
 		{"target on the node", ReasonTargetOnNode, "storage target", volume(func(v *Volume) { v.OnNode = true })},
+		{"hostPath", ReasonHostPathVolume, "pv-1 (hostPath)", func(o *Observation) {
+			o.Config.Coverage, o.Volumes[0].Plugin, o.Volumes[0].Cluster = []Rule{{Driver: "hostPath", Cluster: "/x", Local: true}}, "hostPath", "/data"
+		}},
+		{"local", ReasonHostPathVolume, "pv-1 (local)", volume(func(v *Volume) { v.Plugin = "local" })},
+		{"cluster unknown", ReasonVolumeUnknown, "pv-1 (rbd)", volume(func(v *Volume) { v.Driver, v.Cluster, v.NoObject = "rbd", "", true })},
 		{"source", ReasonSourceUnavailable, "refused", func(o *Observation) { o.Unavailable = []string{"backend ceph: refused"} }},
 		{"no boot id", ReasonMachineUnknown, "bootID", func(o *Observation) { o.Node.Machine.BootID = "" }},
 		{"no machine id", ReasonMachineUnknown, "machineID", func(o *Observation) { o.Node.Machine.MachineID = "" }},

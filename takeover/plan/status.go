@@ -65,9 +65,11 @@ type Volume struct {
 	Plugin       string `json:"plugin"`                 // key of the source in the object: csi, nfs, iscsi, ...
 	Driver       string `json:"driver,omitempty"`       // of plugin csi
 	Handle       string `json:"handle,omitempty"`       // of plugin csi
-	Cluster      string `json:"cluster,omitempty"`      // cluster or server that has the data
+	Cluster      string `json:"cluster,omitempty"`      // cluster or server that has the data; of plugin hostPath the path
 	Inline       bool   `json:"inline,omitempty"`       // of a pod, without a PersistentVolume
 	NoAttachment bool   `json:"noAttachment,omitempty"` // the driver has no VolumeAttachments
+	// NoObject: no PersistentVolume of it was found, so that Cluster is not known.
+	NoObject bool `json:"noObject,omitempty"`
 	// OnNode: the storage target that serves the volume is the lost node itself.
 	OnNode bool `json:"onNode,omitempty"`
 	// SeenIn names the objects: Pod namespace/name, VolumeAttachment name,
