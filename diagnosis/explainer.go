@@ -85,8 +85,12 @@ func get[T any](ctx context.Context, e *Explainer, of schema.GroupVersionResourc
 	return object, e.note(err, of)
 }
 
+// list returns none of a resource that the cluster does not have.
 func list[T any](ctx context.Context, e *Explainer, of schema.GroupVersionResource, namespace string, o metav1.ListOptions) (objects []*T, known bool) {
 	objects, err := kubeobject.List[T](ctx, e.client, of, namespace, o)
+	if apierrors.IsNotFound(err) {
+		return nil, true
+	}
 	return objects, e.note(err, of)
 }
 

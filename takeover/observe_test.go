@@ -38,9 +38,8 @@ func (b backend) Servers(context.Context) ([]netip.Addr, error) {
 	return []netip.Addr{netip.MustParseAddr("10.0.0.100")}, nil
 }
 
-// observed returns what a controller with these objects observes for the node
-// lost.
-func observed(t *testing.T, coverage string, b backend, objects string) plan.Observation {
+// fakeClient has objects and the remediation lost-x7f of the node lost.
+func fakeClient(t *testing.T, objects string) *fake.FakeDynamicClient {
 	t.Helper()
 	kinds := map[schema.GroupVersionResource]string{
 		Resource: Kind + "List", nodeResource: "NodeList", podResource: "PodList", claimResource: "PersistentVolumeClaimList", volumeResource: "PersistentVolumeList",
@@ -53,13 +52,20 @@ func observed(t *testing.T, coverage string, b backend, objects string) plan.Obs
 		testkit.Must(t, yaml.Unmarshal([]byte(text), &u.Object))
 		all = append(all, u)
 	}
-	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds, all...)
+	return fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds, all...)
+}
+
+// observed returns what a controller with these objects observes for the node
+// lost.
+func observed(t *testing.T, coverage string, b backend, objects string) plan.Observation {
+	t.Helper()
+	client := fakeClient(t, objects)
 	hosts := map[string][]netip.Addr{"here.example.com": {netip.MustParseAddr("::ffff:10.0.0.7")}, "there.example.com": {netip.MustParseAddr("10.0.0.60"), netip.MustParseAddr("fd00::60")}}
 	c := testkit.Value(New(Config{
 		Client: client, Namespace: "ns", Lease: "l", Identity: "i", Coverage: testkit.Value(ParseCoverage([]byte(coverage)))(t), Backends: map[string]Backend{"storage": b},
 		Resolve: func(_ context.Context, host string) ([]netip.Addr, error) { return hosts[host], nil },
 	}))(t)
-	o := testkit.Value(c.observe(t.Context(), "lost-x7f", plan.Lease{Held: true, Term: 1}))(t)
+	o := testkit.Value(c.observe(t.Context(), "lost-x7f", plan.Lease{Held: true}))(t)
 	return o.Observation
 }
 

@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/kubeobject"
 	"github.com/cleatproject/cleat/takeover/plan"
 )
@@ -56,6 +58,9 @@ func Of(ctx context.Context, client dynamic.Interface, namespace, node string) (
 
 func list(ctx context.Context, client dynamic.Interface, namespace string) ([]*Remediation, error) {
 	objects, err := kubeobject.List[unstructuredObject](ctx, client, Resource, namespace, metav1.ListOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, notInstalled(err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -66,6 +71,12 @@ func list(ctx context.Context, client dynamic.Interface, namespace string) ([]*R
 		}
 	}
 	return all, nil
+}
+
+// notInstalled is the error of a request for remediations that the API server
+// does not know.
+func notInstalled(err error) error {
+	return errs.Errorf(errs.Precondition, "the cluster has no CustomResourceDefinition of %s, which the chart installs with takeover.enabled: %w", Kind, err)
 }
 
 // decode uses the JSON of package plan, which the converter of unstructured

@@ -34,7 +34,7 @@ func Start(ctx context.Context, client dynamic.Interface, namespace, node string
 	u.SetName(node)
 	created, err := client.Resource(Resource).Namespace(namespace).Create(ctx, u, metav1.CreateOptions{})
 	if apierrors.IsNotFound(err) {
-		return nil, errs.Errorf(errs.Precondition, "the cluster has no %s, or no namespace %s: is takeover.enabled set in the chart? %w", Kind, namespace, err)
+		return nil, errs.Errorf(errs.Precondition, "namespace %s does not exist, in which the chart runs the controller: %w", namespace, err)
 	}
 	if err != nil {
 		return nil, err

@@ -27,13 +27,11 @@ func Get[T any](ctx context.Context, client dynamic.Interface, of schema.GroupVe
 	return Convert[T](u)
 }
 
-// List reads the objects that the options select, none if the API server does
-// not have their resource. namespace "": of all namespaces, or of the cluster.
+// List reads the objects that the options select. That the API server does not
+// have their resource is an error, apierrors.IsNotFound. namespace "": of all
+// namespaces, or of the cluster.
 func List[T any](ctx context.Context, client dynamic.Interface, of schema.GroupVersionResource, namespace string, o metav1.ListOptions) ([]*T, error) {
 	list, err := client.Resource(of).Namespace(namespace).List(ctx, o)
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", of.Resource, err)
 	}
