@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -62,6 +63,7 @@ type Controller struct {
 	config  Config
 	metrics *metrics
 	checked atomic.Bool // the Lease was read, so that the API server answers
+	begin   sync.Mutex  // of passes that begin to fence: maxConcurrent counts those that have
 }
 
 // New makes no API call.
@@ -113,6 +115,7 @@ func (c *Controller) lead(ctx context.Context, term int64) {
 	defer c.metrics.leader.Set(0)
 	queue := workqueue.NewTypedDelayingQueue[string]()
 	backoff := workqueue.NewTypedItemExponentialFailureRateLimiter[string](minBackoff, maxBackoff)
+	rest := workqueue.NewTypedItemExponentialFailureRateLimiter[string](c.config.Interval, maxBackoff)
 	var work sync.WaitGroup
 	defer work.Wait()
 	defer queue.ShutDown()
@@ -123,34 +126,55 @@ func (c *Controller) lead(ctx context.Context, term int64) {
 				if ended {
 					return
 				}
-				c.handle(ctx, name, term, queue, backoff)
+				c.handle(ctx, name, term, queue, backoff, rest)
 				queue.Done(name)
 			}
 		})
 	}
 	// Nodes, pods and backends change as well: each pass reads all, so that the list
 	// is the only trigger that is needed.
-	known := map[types.UID]bool{} // handled by itself until it is gone
+	known := map[types.UID]string{}
 	for ctx.Err() == nil {
 		all, err := list(ctx, c.config.Client, c.config.Namespace)
 		if err != nil {
+			c.metrics.failures.Inc()
 			c.config.Logger.WarnContext(ctx, "remediations not listed, will retry", "err", err)
 		} else {
 			c.metrics.observe(all)
-			now := map[types.UID]bool{}
-			for _, r := range all {
-				if now[r.UID] = true; !known[r.UID] {
-					queue.Add(r.Name)
-				}
+			var names []string
+			names, known = due(all, known, c.config.Coverage.planConfig().MaxConcurrent)
+			for _, name := range names {
+				queue.Add(name)
 			}
-			known = now
 		}
 		sleep(ctx, min(time.Second, c.config.Interval))
 	}
 }
 
+// due returns the remediations that a pass is due for: those that changed since
+// known, and the oldest ones that wait for others, as many as can begin. The
+// resourceVersions of all are the next known.
+func due(all []*Remediation, known map[types.UID]string, maxConcurrent int) (names []string, now map[types.UID]string) {
+	now = map[types.UID]string{}
+	free := maxConcurrent
+	for _, r := range all {
+		if now[r.UID] = r.ResourceVersion; known[r.UID] != r.ResourceVersion {
+			names = append(names, r.Name)
+		}
+		if r.Status.IsInProgress() {
+			free--
+		}
+	}
+	waiting := slices.DeleteFunc(slices.Clone(all), func(r *Remediation) bool { return !r.Status.IsQueued() })
+	slices.SortFunc(waiting, func(a, b *Remediation) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
+	for _, r := range waiting[:max(0, min(free, len(waiting)))] {
+		names = append(names, r.Name)
+	}
+	return names, now
+}
+
 // handle makes one pass and schedules the next one.
-func (c *Controller) handle(ctx context.Context, name string, term int64, queue workqueue.TypedDelayingInterface[string], backoff workqueue.TypedRateLimiter[string]) {
+func (c *Controller) handle(ctx context.Context, name string, term int64, queue workqueue.TypedDelayingInterface[string], backoff, rest workqueue.TypedRateLimiter[string]) {
 	if ctx.Err() != nil {
 		return
 	}
@@ -171,10 +195,15 @@ func (c *Controller) handle(ctx context.Context, name string, term int64, queue 
 		queue.Add(name)
 	case result == Acted: // what it waits for can take long, as a pod with a finalizer
 		queue.AddAfter(name, backoff.When(name))
+	case result == Resting: // each pass lists all nodes, and many can be lost at once
+		backoff.Forget(name)
+		queue.AddAfter(name, rest.When(name))
+		return
 	default:
 		backoff.Forget(name)
 		queue.AddAfter(name, c.config.Interval)
 	}
+	rest.Forget(name)
 }
 
 // Result is what a pass has done.
@@ -182,7 +211,8 @@ type Result int
 
 // Results of a pass.
 const (
-	Waiting Result = iota // nothing to do now
+	Waiting Result = iota // for a backend or an administrator
+	Resting               // nothing is done until something else changes
 	Written               // the status was written
 	Acted                 // actions were performed
 	Gone                  // the remediation does not exist
@@ -200,6 +230,14 @@ func (c *Controller) Pass(ctx context.Context, name string, lease plan.Lease) (R
 	crashpoint.Hit("takeover.observed")
 	step := plan.Next(o.Observation)
 	before := o.Remediation.Status
+	if before.Intent == nil && step.Status.Intent != nil { // others can have begun since they were read
+		c.begin.Lock()
+		defer c.begin.Unlock()
+		if err := c.readOthers(ctx, o); err != nil {
+			return Waiting, err
+		}
+		step = plan.Next(o.Observation)
+	}
 	if !reflect.DeepEqual(step.Status, before) {
 		if err := c.writeStatus(ctx, o, step.Status); err != nil {
 			return Waiting, fmt.Errorf("write the status: %w", err)
@@ -212,7 +250,11 @@ func (c *Controller) Pass(ctx context.Context, name string, lease plan.Lease) (R
 			return Written, nil
 		}
 	}
-	if len(step.Actions) == 0 {
+	switch {
+	case len(step.Actions) > 0:
+	case step.Status.IsResting():
+		return Resting, nil
+	default:
 		return Waiting, nil
 	}
 	err = c.act(ctx, o, step.Actions)

@@ -46,6 +46,9 @@ func (c *Controller) observe(ctx context.Context, name string, lease plan.Lease)
 		return nil, err
 	}
 	o.Remediation = r.observed()
+	if !lease.Held || r.Status.Term < lease.Term {
+		return o, nil // a leader writes its term first, whatever else there is
+	}
 	for _, read := range []func(context.Context, *observation) error{c.readOthers, c.readNodes, c.readAPIServer, c.readVolumes, c.readBackends} {
 		if err := read(ctx, o); err != nil {
 			return nil, err
@@ -64,6 +67,7 @@ func (c *Controller) observe(ctx context.Context, name string, lease plan.Lease)
 
 func (c *Controller) readOthers(ctx context.Context, o *observation) error {
 	all, err := list(ctx, c.config.Client, c.config.Namespace)
+	o.Others = nil
 	for _, r := range all {
 		if string(r.UID) != o.Remediation.UID {
 			o.Others = append(o.Others, plan.Other{Name: r.Name, UID: string(r.UID), Created: r.CreationTimestamp.Time, Node: r.Node(), Status: r.Status})

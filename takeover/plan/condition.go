@@ -108,3 +108,18 @@ func (s *Status) is(kind string) bool {
 	c := s.condition(kind)
 	return c != nil && c.Status == "True"
 }
+
+// IsInProgress: it fences, and has not succeeded. maxConcurrent counts these.
+func (s Status) IsInProgress() bool { return s.Intent != nil && s.Release == nil && !s.is(Succeeded) }
+
+// IsQueued: it waits for other takeovers.
+func (s Status) IsQueued() bool {
+	c := s.condition(Processing)
+	return c != nil && c.Reason == ReasonTooMany
+}
+
+// IsResting: nothing is done until something else changes.
+func (s Status) IsResting() bool {
+	c := s.condition(Processing)
+	return c != nil && c.Status == "False"
+}

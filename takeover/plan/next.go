@@ -330,11 +330,10 @@ func (o Observation) precedingOther() string {
 	return ""
 }
 
-// inProgress counts the other takeovers that fence and have not succeeded.
+// inProgress counts the other takeovers that are.
 func (o Observation) inProgress() (n int) {
 	for _, other := range o.Others {
-		s := other.Status
-		if s.Intent != nil && s.Release == nil && !s.is(Succeeded) {
+		if other.Status.IsInProgress() {
 			n++
 		}
 	}

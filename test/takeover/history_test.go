@@ -7,18 +7,22 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
-	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
 
 	"github.com/cleatproject/cleat/internal/kubeobject"
 	"github.com/cleatproject/cleat/takeover"
@@ -53,25 +57,48 @@ func (s *site) watch() *history {
 		namespace, name string
 	}{{nodes, "", s.node()}, {takeover.Resource, namespace, s.node()}} {
 		objects := s.client.Resource(of.resource).Namespace(of.namespace)
-		list := testkit.Value(objects.List(ctx, metav1.ListOptions{}))(s.t)
-		w := testkit.Value(objects.Watch(ctx, metav1.ListOptions{ResourceVersion: list.GetResourceVersion(), FieldSelector: "metadata.name=" + of.name}))(s.t)
+		only := metav1.ListOptions{FieldSelector: "metadata.name=" + of.name}
+		version := testkit.Value(objects.List(ctx, only))(s.t).GetResourceVersion()
 		running.Go(func() {
-			defer w.Stop()
-			for {
-				select {
-				case <-ctx.Done():
-					return
-				case e, open := <-w.ResultChan():
-					if u, is := e.Object.(*unstructured.Unstructured); open && is {
-						h.add(u)
-					} else {
-						return
-					}
-				}
+			for ctx.Err() == nil {
+				version = h.follow(ctx, objects, only, version)
 			}
 		})
 	}
 	return h
+}
+
+// follow watches from a version until the watch ends, as with the API server, and
+// returns from where to go on. An API server that was started again has no earlier
+// versions: what it has then is added.
+func (h *history) follow(ctx context.Context, objects dynamic.ResourceInterface, only metav1.ListOptions, version string) string {
+	from := only
+	from.ResourceVersion = version
+	w, err := objects.Watch(ctx, from)
+	if err == nil {
+		defer w.Stop()
+		for e := range w.ResultChan() {
+			if u, is := e.Object.(*unstructured.Unstructured); is && e.Type != watch.Error {
+				h.add(u)
+				version = u.GetResourceVersion()
+			} else {
+				err = apierrors.FromObject(e.Object)
+			}
+		}
+	}
+	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		if list, err := objects.List(ctx, only); err == nil {
+			for i := range list.Items {
+				h.add(&list.Items[i])
+			}
+			return list.GetResourceVersion()
+		}
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(10 * time.Millisecond):
+	}
+	return version
 }
 
 func (h *history) add(u *unstructured.Unstructured) {
@@ -86,6 +113,12 @@ func (h *history) add(u *unstructured.Unstructured) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.events = append(h.events, e)
+}
+
+func (h *history) has(version string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.ContainsFunc(h.events, func(e event) bool { return fmt.Sprint(e.version) == version })
 }
 
 // check judges a history with what the storage has recorded:
@@ -280,7 +313,7 @@ func TestDeposedLeader(t *testing.T) {
 func TestBlocked(t *testing.T) {
 	s := newSite(t)
 	w := s.writer(1)
-	coverage := string(testkit.Value(os.ReadFile(s.coverage))(t))
+	coverage := s.coverageText()
 	for _, c := range []struct{ reason, from, to string }{
 		{"DriverNotConfigured", "- {driver: net.example.com, backend: storage}\n", ""},
 		{"NoFenceService", "driver: net.example.com, backend: storage", "driver: net.example.com"},
@@ -348,11 +381,11 @@ func TestHistories(t *testing.T) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 41))
 			s := newSite(t)
-			h, w := s.watch(), s.writer(1)
+			h, w, lossy := s.watch(), s.writer(1), s.proxied()
 			testkit.Value(s.run("start"))(t)
-			s.disturb(random, points, "TakenOver")
+			s.disturb(random, lossy, points, "TakenOver")
 			s.reboot()
-			s.disturb(random, points, "Released")
+			s.disturb(random, lossy, points, "Released")
 			s.check(h, w)
 			s.checkReturned()
 		})
@@ -360,14 +393,14 @@ func TestHistories(t *testing.T) {
 }
 
 // disturb injects up to five faults, then lets a controller reach the reason.
-func (s *site) disturb(random *rand.Rand, points []string, want string) {
+func (s *site) disturb(random *rand.Rand, lossy *proxy, points []string, want string) {
 	s.t.Helper()
 	isReached := func() bool { return strings.HasPrefix(s.reason(), want+":") }
 	for range random.IntN(5) {
 		if isReached() {
 			return
 		}
-		fault := random.IntN(3)
+		fault := random.IntN(4)
 		point := fmt.Sprintf("CLEAT_CRASHPOINT=%s=%d", points[random.IntN(len(points))], 1+random.IntN(6))
 		p := s.controller(point)
 		switch fault {
@@ -378,6 +411,9 @@ func (s *site) disturb(random *rand.Rand, points []string, want string) {
 		case 2:
 			second := s.controller(point)
 			defer second.Kill()
+		case 3:
+			of := rand.New(rand.NewPCG(random.Uint64(), 3))
+			lossy.loseAnswers(func() bool { return of.IntN(3) == 0 })
 		}
 		testkit.Eventually(s.t, "the controller is killed, or done", func() bool {
 			select {
@@ -388,6 +424,7 @@ func (s *site) disturb(random *rand.Rand, points []string, want string) {
 			}
 		})
 		p.Kill()
+		lossy.loseAnswers(nil)
 	}
 	last := s.controller()
 	defer last.Kill()

@@ -57,6 +57,8 @@ type site struct {
 	authority *testkit.Authority
 	endpoint  string // of the fence service, for controllers
 	coverage  string // file
+	// Of controllers that start from now on.
+	kubeconfig, leaseDuration string
 }
 
 func newSite(t testing.TB) *site {
@@ -81,7 +83,8 @@ drivers:
 backends:
 - {name: storage, endpoint: %q, nodeAddresses: true}
 `, s.endpoint))
-	s.createNodes()
+	s.kubeconfig, s.leaseDuration = testkit.Value(api.Kubeconfig(account))(t), "1s"
+	s.createNodes(s.name, s.lostAddr)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("logs of the fence service:\n%s", serve.Logs(s.machine))
@@ -143,21 +146,21 @@ func (s *site) cover(text string) {
 
 // createNodes creates a lost node with two pods, one with a volume on the network
 // and one with a volume of the node's own disk, and a healthy node.
-func (s *site) createNodes() {
+func (s *site) createNodes(name string, lost netip.Addr) {
 	s.t.Helper()
 	text := ""
-	for node, address := range map[string]string{"lost": s.lostAddr.String(), "healthy": s.lostAddr.Next().String()} {
+	for node, address := range map[string]string{"lost": lost.String(), "healthy": lost.Next().String()} {
 		ready := map[string]string{"lost": "Unknown", "healthy": "True"}[node]
 		text += fmt.Sprintf(`
 ---
 apiVersion: v1
 kind: Node
-metadata: {name: %[1]s-%[2]s}
+metadata: {name: %[1]s-%[2]s, labels: {test.example.com/site: %[1]s}}
 status:
   addresses: [{type: InternalIP, address: %[3]s}]
   conditions: [{type: Ready, status: %[4]q, reason: test, message: "", lastHeartbeatTime: "2026-01-01T00:00:00Z", lastTransitionTime: "2026-01-01T00:00:00Z"}]
   nodeInfo: {machineID: %[1]s-m-%[2]s, systemUUID: %[1]s-u-%[2]s, bootID: %[1]s-b-%[2]s, kernelVersion: "", osImage: "", containerRuntimeVersion: "", kubeletVersion: "", kubeProxyVersion: "", operatingSystem: linux, architecture: amd64}
-`, s.name, node, address, ready)
+`, name, node, address, ready)
 	}
 	for volume, driver := range map[string]string{"net": "net.example.com", "disk": "disk.example.com"} {
 		text += fmt.Sprintf(`
@@ -182,7 +185,7 @@ spec:
   nodeName: %[1]s-lost
   containers: [{name: c, image: i, volumeMounts: [{name: data, mountPath: /data}]}]
   volumes: [{name: data, persistentVolumeClaim: {claimName: %[1]s-%[2]s}}]
-`, s.name, volume, driver)
+`, name, volume, driver)
 	}
 	text += fmt.Sprintf(`
 ---
@@ -190,7 +193,7 @@ apiVersion: storage.k8s.io/v1
 kind: VolumeAttachment
 metadata: {name: %[1]s-net}
 spec: {attacher: net.example.com, nodeName: %[1]s-lost, source: {persistentVolumeName: %[1]s-net}}
-`, s.name)
+`, name)
 	testkit.Must(s.t, apply(s.t.Context(), []byte(text)))
 }
 
@@ -210,8 +213,8 @@ func (s *site) writer(id uint64) *storage.Writer {
 // controller starts cleat takeover with more environment.
 func (s *site) controller(env ...string) *testkit.Process {
 	s.t.Helper()
-	args := append(tlsFlags(s.authority.Files(s.t, nil, "takeover")), "--coverage", s.coverage, "--lease-duration", "1s",
-		"--kubeconfig", testkit.Value(api.Kubeconfig(account))(s.t), "--log-level", "debug", "--log-format", "text")
+	args := append(tlsFlags(s.authority.Files(s.t, nil, "takeover")), "--coverage", s.coverage, "--lease-duration", s.leaseDuration,
+		"--kubeconfig", s.kubeconfig, "--log-level", "debug", "--log-format", "text")
 	cmd := exec.Command(cleat, append([]string{"takeover"}, args...)...)
 	cmd.Env = append(os.Environ(), env...)
 	return testkit.Start(s.t, cmd)
@@ -294,4 +297,10 @@ func (s *site) reboot() {
 func (s *site) delete() {
 	s.t.Helper()
 	testkit.Must(s.t, s.client.Resource(takeover.Resource).Namespace(namespace).Delete(context.WithoutCancel(s.t.Context()), s.node(), metav1.DeleteOptions{}))
+}
+
+// coverageText returns the configuration of controllers.
+func (s *site) coverageText() string {
+	s.t.Helper()
+	return string(testkit.Value(os.ReadFile(s.coverage))(s.t))
 }

@@ -48,8 +48,8 @@ func Program(name string) string { return filepath.Join(os.Getenv(programsVariab
 
 // Server is a running API server.
 type Server struct {
-	Dir       string
-	processes []*testkit.Process
+	Dir          string
+	etcd, server *testkit.Process
 }
 
 const (
@@ -73,37 +73,49 @@ func Start(ctx context.Context, dir string, accounts ...string) (_ *Server, err 
 	if err := s.writeKeys(accounts); err != nil {
 		return nil, err
 	}
-	if err := s.launch("/usr/bin/etcd", "--data-dir", s.path("etcd"), "--unsafe-no-fsync", "--log-level=error",
+	s.etcd, err = launch("/usr/bin/etcd", "--data-dir", s.path("etcd"), "--unsafe-no-fsync", "--log-level=error",
 		"--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379",
-		"--listen-peer-urls=http://127.0.0.1:2380", "--initial-advertise-peer-urls=http://127.0.0.1:2380", "--initial-cluster=default=http://127.0.0.1:2380"); err != nil {
+		"--listen-peer-urls=http://127.0.0.1:2380", "--initial-advertise-peer-urls=http://127.0.0.1:2380", "--initial-cluster=default=http://127.0.0.1:2380")
+	if err != nil {
 		return nil, err
 	}
-	if err := s.launch(Program("kube-apiserver"),
+	return s, s.Serve(ctx)
+}
+
+// Serve starts the API server, also after Halt, and returns when it is ready.
+func (s *Server) Serve(ctx context.Context) (err error) {
+	s.server, err = launch(Program("kube-apiserver"),
 		"--etcd-servers=http://127.0.0.1:2379", "--bind-address=127.0.0.1", "--advertise-address=192.0.2.1", "--secure-port=6443", "--cert-dir="+s.path("certs"),
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+s.path("accounts.pub"),
 		"--service-account-signing-key-file="+s.path("accounts.key"), "--token-auth-file="+s.path("tokens.csv"),
 		"--authorization-mode=RBAC", "--service-cluster-ip-range=10.96.0.0/16",
 		// Its controller does not run: pods would be refused.
-		"--disable-admission-plugins=ServiceAccount"); err != nil {
-		return nil, err
+		"--disable-admission-plugins=ServiceAccount")
+	if err != nil {
+		return err
 	}
-	ready := func() error {
+	return s.server.Until(func() error {
 		client, err := kubernetes.NewForConfig(s.Config(""))
 		if err != nil {
 			return err
 		}
 		return client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
-	}
-	if err := s.processes[1].Until(ready); err != nil {
-		return nil, err
-	}
-	return s, nil
+	})
 }
+
+// Halt ends the API server, and not etcd, which has the objects.
+func (s *Server) Halt() { s.server.Kill() }
+
+// Signal sends a signal to the API server, such as SIGSTOP: it accepts
+// connections, and does not answer.
+func (s *Server) Signal(signal os.Signal) error { return s.server.Signal(signal) }
 
 // Stop ends both programs.
 func (s *Server) Stop() {
-	for _, p := range s.processes {
-		p.Kill()
+	for _, p := range []*testkit.Process{s.server, s.etcd} {
+		if p != nil {
+			p.Kill()
+		}
 	}
 }
 
@@ -141,13 +153,12 @@ func tokenOf(account string) string { return strings.ReplaceAll(account, ":", "-
 
 func (s *Server) path(name string) string { return filepath.Join(s.Dir, name) }
 
-func (s *Server) launch(program string, args ...string) error {
+func launch(program string, args ...string) (*testkit.Process, error) {
 	p, err := testkit.Launch(exec.Command(program, args...))
 	if err != nil {
-		return fmt.Errorf("start %s: %w", program, err)
+		return nil, fmt.Errorf("start %s: %w", program, err)
 	}
-	s.processes = append(s.processes, p)
-	return nil
+	return p, nil
 }
 
 func (s *Server) writeKeys(accounts []string) error {
