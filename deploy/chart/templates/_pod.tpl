@@ -16,7 +16,12 @@ imagePullSecrets:
 {{- with $root.Values.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
-{{- with $of.tolerations }}
+{{- $tolerations := $of.tolerations }}
+{{- if and (has (index . 1) (list "csi-node" "fence" "dpu" "sriov-plugin" "sriov-daemon")) (not (has (dict "operator" "Exists") $tolerations)) }}
+{{- /* A node that was taken over needs them after its reboot: fences are in force only while they run. */}}
+{{- $tolerations = append $tolerations (dict "key" "node.kubernetes.io/out-of-service" "operator" "Exists") }}
+{{- end }}
+{{- with $tolerations }}
 tolerations:
 {{- toYaml . | nindent 2 }}
 {{- end }}
