@@ -144,7 +144,7 @@ func TestSelectors(t *testing.T) {
 			check(w.name, selectorOf(t, w.selector))
 		}
 		for _, s := range of[corev1.Service](all) {
-			check(strings.Replace(s.Name, "snapshot-metadata", "csi-controller", 1), labels.SelectorFromSet(s.Spec.Selector))
+			check(strings.NewReplacer("snapshot-metadata", "csi-controller", "csi-fence", "csi-controller").Replace(s.Name), labels.SelectorFromSet(s.Spec.Selector))
 		}
 		for _, p := range of[policyv1.PodDisruptionBudget](all) {
 			check(p.Name, selectorOf(t, p.Spec.Selector))

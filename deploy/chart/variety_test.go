@@ -1,6 +1,9 @@
 package chart
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // everything is a release with all components; %s is the driver's mode.
 const (
@@ -122,6 +125,7 @@ fence: {enabled: true, nodeSelector: {kubernetes.io/hostname: b}, serviceAccount
 metrics: {enabled: true, podMonitor: {enabled: true, interval: 10s, labels: {release: prometheus}}, prometheusRule: {enabled: true}}
 networkPolicy: {enabled: true}
 `
+	fenceListener = "  fence: {tlsSecret: fencing}\n"
 	changedBlocks = "  snapshotMetadata: {enabled: true, tlsSecret: metadata, caCert: \"-----BEGIN CERTIFICATE-----\"}\n"
 	theOthers     = `
 imagePullSecrets: [{name: registry}]
@@ -156,6 +160,8 @@ var variety = map[string]string{
 	"DPF, DPU cluster":        dpuCluster + "metrics: {enabled: true, prometheusRule: {enabled: true}}\nnetworkPolicy: {enabled: true}",
 	"external":                externalMode + theOthers,
 	"external, not attached":  "image: {repository: registry.example.com/acme-csi}\ncsi: {engine: external, mode: controller, external: {stateFlag: acme-state, attachRequired: false}}",
+	"ceph, takeover":          cephMode + fenceListener + "takeover: {enabled: true}\nnetworkPolicy: {enabled: true}",
+	"spdk, takeover":          strings.Replace(spdkMode, "addons: {enabled: true}", "addons: {enabled: false}", 1) + fenceListener + "takeover: {enabled: true, coverage: {drivers: [{driver: nfs.example.com, backend: a}], backends: [{name: a, endpoint: \"a:9071\"}]}}",
 	"none":                    noneMode + theOthers,
 	"none, defaults":          "csi: {engine: none}",
 	"fence alone":             "csi: {enabled: false}\nfence: {enabled: true, allPorts: true, addons: {enabled: false}, affinity: {nodeAffinity: {}}}",

@@ -12,7 +12,7 @@
 admission policy leaves to it alone. */}}
 {{- define "cleat.bootReports" -}}
 {{- $csi := .Values.csi -}}
-{{- if and (include "cleat.ceph" .) $csi.ceph.bootReports $csi.addons.enabled $csi.admissionPolicy.enabled }}true{{ end -}}
+{{- if and (include "cleat.ceph" .) $csi.ceph.bootReports (or $csi.addons.enabled $csi.fence.tlsSecret) $csi.admissionPolicy.enabled }}true{{ end -}}
 {{- end -}}
 
 {{/* Prefix of these Leases, a DNS label. */}}

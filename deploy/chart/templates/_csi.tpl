@@ -35,12 +35,33 @@
 - --log-level={{ .Values.logLevel }}
 {{- end -}}
 
+{{/* Not empty if the controller accepts fences over the network. */}}
+{{- define "cleat.csi.listens" -}}
+{{- if and (include "cleat.hasController" .) .Values.csi.fence.tlsSecret }}true{{ end -}}
+{{- end -}}
+
+{{/* Name of the Service for that, and its address: also in the certificate. */}}
+{{- define "cleat.csi.fenceService" -}}
+{{- include "cleat.fullname" . }}-csi-fence
+{{- end -}}
+
+{{- define "cleat.csi.fenceAddress" -}}
+{{- include "cleat.csi.fenceService" . }}.{{ .Release.Namespace }}
+{{- end -}}
+
+{{/* The Secret of a process that fences: one, also if it has peers and listens. */}}
+{{- define "cleat.csi.fenceSecret" -}}
+{{- default .Values.csi.addons.tlsSecret .Values.csi.fence.tlsSecret -}}
+{{- end -}}
+
 {{/* Arguments for fencing: mutual TLS and sockets. (list $ services), or remote, for a controller
 without a node whose storage enforces the fence. */}}
 {{- define "cleat.csi.fencing" -}}
 {{- $root := index . 0 -}}
 {{- $addons := $root.Values.csi.addons -}}
+{{- if $addons.enabled }}
 - --addons-endpoint=unix:///run/csi-addons/addons.sock
+{{- end }}
 {{- if ne (index . 1) "remote" }}
 - --node-address=$(HOST_IPS)
 {{- end }}
@@ -51,8 +72,10 @@ without a node whose storage enforces the fence. */}}
 - --fence-listen=unix://{{ include "cleat.csi.dir" $root }}/fence/fence.sock
 {{- else if eq (index . 1) "controller" }}
 - --fence-peer=node=unix://{{ include "cleat.csi.dir" $root }}/fence/fence.sock
+{{- else if include "cleat.csi.listens" $root }}
+- --fence-listen=:{{ $root.Values.csi.fence.port }}
 {{- end }}
-{{- if $addons.tlsSecret }}
+{{- if include "cleat.csi.fenceSecret" $root }}
 - --fence-tls-cert=/etc/cleat/fence-tls/tls.crt
 - --fence-tls-key=/etc/cleat/fence-tls/tls.key
 - --fence-tls-ca=/etc/cleat/fence-tls/ca.crt

@@ -93,8 +93,8 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
     {{- include "cleat.remote.args" (list . "controller") | nindent 4 }}
     {{- include (printf "%s.args" $part) . | nindent 4 }}
     - --metrics-address=:{{ .Values.csi.metricsPort }}
-    {{- if .Values.csi.addons.enabled }}
-    {{- include "cleat.csi.fencing" (list . "remote") | nindent 4 }}
+    {{- if or .Values.csi.addons.enabled (include "cleat.csi.listens" .) }}
+    {{- include "cleat.csi.fencing" (list . "remote") | trim | nindent 4 }}
     {{- end }}
     {{- include "cleat.extra" (list (concat .Values.csi.extraArgs .Values.csi.controller.extraArgs) 4) }}
   env:
@@ -109,6 +109,9 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
   {{- include "cleat.rootWithoutCapabilities" . | nindent 2 }}
   ports:
     - {name: metrics, containerPort: {{ .Values.csi.metricsPort }}}
+    {{- if include "cleat.csi.listens" . }}
+    - {name: fence, containerPort: {{ .Values.csi.fence.port }}}
+    {{- end }}
   {{- include "cleat.probes" (list . false .Values.csi.controller) | nindent 2 }}
   resources:
     {{- toYaml $resources | nindent 4 }}
@@ -121,9 +124,9 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
     - {name: tmp, mountPath: /tmp}
     {{- if .Values.csi.addons.enabled }}
     - {name: addons, mountPath: /run/csi-addons}
-    {{- if .Values.csi.addons.tlsSecret }}
-    - {name: fence-tls, mountPath: /etc/cleat/fence-tls, readOnly: true}
     {{- end }}
+    {{- if include "cleat.csi.fenceSecret" . }}
+    - {name: fence-tls, mountPath: /etc/cleat/fence-tls, readOnly: true}
     {{- end }}
     {{- include "cleat.extra" (list .Values.csi.controller.extraVolumeMounts 4) }}
 {{- end -}}
@@ -137,10 +140,10 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
 {{- if .Values.csi.addons.enabled }}
 - name: addons
   emptyDir: {}
-{{- with .Values.csi.addons.tlsSecret }}
+{{- end }}
+{{- with include "cleat.csi.fenceSecret" . }}
 - name: fence-tls
   secret: {secretName: {{ . }}, defaultMode: 256} # 0400
-{{- end }}
 {{- end }}
 {{- end -}}
 
