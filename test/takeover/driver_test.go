@@ -1,0 +1,197 @@
+package takeover
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/driver"
+	spdkrig "github.com/cleatproject/cleat/test/spdk/rig"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+const nvmeCluster = "east"
+
+// driverSite is a site whose storage is an SPDK target and whose backend is the
+// controller of its volumes, as the chart starts it.
+type driverSite struct {
+	*site
+	dir     string
+	network *spdktest.Network
+	target  *spdkrig.Target
+	volume  *csi.Volume
+}
+
+func newDriverSite(t testing.TB) *driverSite {
+	t.Helper()
+	number := names.Add(1)
+	s := &driverSite{
+		site: &site{
+			t: t, client: testkit.Value(api.Client(""))(t), name: fmt.Sprintf("s%d", number),
+			lostAddr: netip.MustParseAddr(fmt.Sprintf("10.9.%d.7", number)), authority: testkit.NewAuthority(t, "fencing"),
+		},
+		dir: testkit.Dir(t), network: spdktest.NewNetwork(nil),
+	}
+	s.target = spdkrig.NewTarget(t, s.network, 1024)
+	s.endpoint = fmt.Sprintf("127.0.0.1:%d", 20000+number)
+	s.coverage = filepath.Join(s.dir, "coverage.yaml")
+	s.cover(fmt.Sprintf(`
+maxConcurrent: 5
+drivers:
+- {driver: net.example.com, backend: own}
+- {driver: disk.example.com, local: true}
+backends:
+- {name: own, endpoint: %q}
+`, s.endpoint))
+	s.createNodes()
+	return s
+}
+
+// flags are those of the chart for a controller, whose state is in the API server.
+func (s *driverSite) flags() []string {
+	f := s.authority.Files(s.t, nil, "127.0.0.1")
+	return []string{
+		"--engine", "spdk", "--services", "controller", "--driver-name", "net.example.com", "--cluster-id", nvmeCluster, "--node-id", "controller",
+		"--spdk-config", s.target.Config, "--spdk-state", "configmap:" + namespace + "/" + s.name, "--spdk-kubeconfig", testkit.Value(api.Kubeconfig(""))(s.t),
+		"--fence-listen", s.endpoint, "--fence-tls-cert", f.Cert, "--fence-tls-key", f.Key, "--fence-tls-ca", f.CA, "--fence-check-interval", "200ms", "--log-format", "text",
+	}
+}
+
+func writerCapability() *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+	}
+}
+
+func (s *driverSite) create(c csi.ControllerClient) {
+	s.t.Helper()
+	answer := testkit.Value(c.CreateVolume(testkit.Context(s.t), &csi.CreateVolumeRequest{
+		Name: s.name, CapacityRange: &csi.CapacityRange{RequiredBytes: 64 << 20}, VolumeCapabilities: []*csi.VolumeCapability{writerCapability()},
+	}))(s.t)
+	s.volume = answer.GetVolume()
+}
+
+// nodeID is that of the lost or the healthy node, as its node service reports it.
+func (s *driverSite) nodeID(node string) string {
+	address := s.lostAddr
+	if node == "healthy" {
+		address = address.Next()
+	}
+	return fmt.Sprintf("%s-%s@%s", s.name, node, address)
+}
+
+func (s *driverSite) publish(c csi.ControllerClient, node string) error {
+	_, err := c.ControllerPublishVolume(testkit.Context(s.t), &csi.ControllerPublishVolumeRequest{
+		VolumeId: s.volume.GetVolumeId(), NodeId: s.nodeID(node), VolumeCapability: writerCapability(), VolumeContext: s.volume.GetVolumeContext(),
+	})
+	return err
+}
+
+func (s *driverSite) unpublish(c csi.ControllerClient, node string) {
+	s.t.Helper()
+	_, err := c.ControllerUnpublishVolume(testkit.Context(s.t), &csi.ControllerUnpublishVolumeRequest{VolumeId: s.volume.GetVolumeId(), NodeId: s.nodeID(node)})
+	testkit.Must(s.t, err)
+}
+
+func (s *driverSite) connect(node string) (*spdktest.Session, error) {
+	address := s.lostAddr
+	if node == "healthy" {
+		address = address.Next()
+	}
+	return s.network.Connect(access.HostNQN(nvmeCluster+"/"+s.name+"-"+node), address.String(), s.volume.GetVolumeContext()["nqn"], s.target.Address())
+}
+
+// host is a host that connects again as soon as it is disconnected, until the test ends.
+type host struct {
+	mu   sync.Mutex
+	last time.Time // when it was last seen connected
+	runs chan struct{}
+}
+
+func (s *driverSite) host(node string) *host {
+	s.t.Helper()
+	h := &host{runs: make(chan struct{})}
+	ctx, cancel := context.WithCancel(context.Background())
+	s.t.Cleanup(func() { cancel(); <-h.runs })
+	first := testkit.Value(s.connect(node))(s.t)
+	go func() {
+		defer close(h.runs)
+		session := first
+		for tick := time.NewTicker(2 * time.Millisecond); ; {
+			if session == nil || !session.Alive() {
+				session, _ = s.connect(node) // refused while it is fenced
+			}
+			if session != nil && session.Alive() {
+				h.mu.Lock()
+				h.last = time.Now()
+				h.mu.Unlock()
+			}
+			select {
+			case <-ctx.Done():
+				tick.Stop()
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	return h
+}
+
+func (h *host) seen() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.last
+}
+
+// The controller of a network engine is the backend of its own volumes: the lost node's
+// host is connected no more when the certificate is written, the volume moves to another
+// node when its attacher is called, and the fence is lifted after the reboot.
+func TestControllerOfSPDK(t *testing.T) {
+	s := newDriverSite(t)
+	p := driver.Start(t, cleat, s.dir, "controller", s.flags()...)
+	c := csi.NewControllerClient(p.Conn)
+	s.create(c)
+	testkit.Must(t, s.publish(c, "lost"))
+	lost := s.host("lost")
+	s.controller()
+	testkit.Value(s.run("start"))(t)
+	s.awaitReason("TakenOver")
+	certificate := s.remediation().Status.Certificate
+	if len(certificate.Proofs) != 1 || certificate.Proofs[0].Backend != "own" {
+		t.Errorf("the proofs are %+v", certificate.Proofs)
+	}
+	if taintOf(s.nodeObject()) == "" || len(s.podsLeft()) > 0 {
+		t.Errorf("taints %+v, pods %v", s.nodeObject().Spec.Taints, s.podsLeft())
+	}
+
+	// What the attacher does when the attach-detach controller sees the taint.
+	if err := s.publish(c, "healthy"); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("the volume is published to two nodes: %v", err)
+	}
+	s.unpublish(c, "lost")
+	testkit.Must(t, s.publish(c, "healthy"))
+	next := testkit.Value(s.connect("healthy"))(t)
+	if last := lost.seen(); !last.Before(certificate.At) {
+		t.Errorf("the lost node's host was connected %s after the certificate", last.Sub(certificate.At))
+	}
+	if err := s.publish(c, "lost"); err == nil {
+		t.Error("a volume is published to the fenced node")
+	}
+	next.Close()
+	s.unpublish(c, "healthy")
+	s.reboot()
+	s.awaitReason("Released")
+	testkit.Must(t, s.publish(c, "lost"))
+	testkit.Eventually(t, "the host is connected again", func() bool { return lost.seen().After(certificate.At) })
+}
