@@ -10,7 +10,6 @@ import (
 	"reflect"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -20,8 +19,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/util/workqueue"
 
-	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/lease"
 	"github.com/cleatproject/cleat/takeover/plan"
 )
 
@@ -62,8 +61,8 @@ type Config struct {
 type Controller struct {
 	config  Config
 	metrics *metrics
-	checked atomic.Bool // the Lease was read, so that the API server answers
-	begin   sync.Mutex  // of passes that begin to fence: maxConcurrent counts those that have
+	lease   *lease.Lease
+	begin   sync.Mutex // of passes that begin to fence: maxConcurrent counts those that have
 }
 
 // New makes no API call.
@@ -91,23 +90,27 @@ func New(c Config) (*Controller, error) {
 		c.LeaseDuration = 15 * time.Second
 	}
 	m, err := newMetrics(c.Metrics)
-	return &Controller{config: c, metrics: m}, err
+	l := lease.New(lease.Config{Client: c.Client, Namespace: c.Namespace, Name: c.Lease, Identity: c.Identity, Duration: c.LeaseDuration, Logger: c.Logger})
+	return &Controller{config: c, metrics: m, lease: l}, err
 }
 
 // Run takes part in the election and handles remediations while it leads, until
 // ctx ends.
 func (c *Controller) Run(ctx context.Context) error {
-	l := &lease{client: c.config.Client, namespace: c.config.Namespace, name: c.config.Lease, identity: c.config.Identity, duration: c.config.LeaseDuration, logger: c.config.Logger, read: &c.checked}
-	return l.run(ctx, c.lead)
+	for {
+		if err := c.lease.Acquire(ctx); err != nil {
+			return context.Cause(ctx)
+		}
+		leading, cancel := context.WithCancelCause(ctx)
+		var lead sync.WaitGroup
+		lead.Go(func() { c.lead(leading, c.lease.Term()) })
+		cancel(c.lease.Keep(ctx))
+		lead.Wait()
+	}
 }
 
-// Check fails until the Lease was read once, by whichever replica leads.
-func (c *Controller) Check(context.Context) error {
-	if !c.checked.Load() {
-		return errs.Errorf(errs.Unavailable, "the Lease has not been read yet")
-	}
-	return nil
-}
+// Check fails until the Lease was read once, whichever replica leads.
+func (c *Controller) Check(ctx context.Context) error { return c.lease.Check(ctx) }
 
 // lead handles remediations until ctx ends.
 func (c *Controller) lead(ctx context.Context, term int64) {
@@ -147,7 +150,10 @@ func (c *Controller) lead(ctx context.Context, term int64) {
 				queue.Add(name)
 			}
 		}
-		sleep(ctx, min(time.Second, c.config.Interval))
+		select {
+		case <-time.After(min(time.Second, c.config.Interval)):
+		case <-ctx.Done():
+		}
 	}
 }
 

@@ -184,7 +184,6 @@ const (
 var Resource = schema.GroupVersionResource{Group: Group, Version: Version, Resource: "storagefenceremediations"}
 
 var (
-	leaseResource      = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 	nodeResource       = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 	podResource        = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 	claimResource      = schema.GroupVersionResource{Version: "v1", Resource: "persistentvolumeclaims"}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/cleatproject/cleat/internal/kubeconfig"
+	"github.com/cleatproject/cleat/internal/lease"
 	"github.com/cleatproject/cleat/internal/mutualtls"
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/takeover"
@@ -94,10 +95,7 @@ func (s *takeoverServer) Complete() error {
 	if s.file == "" {
 		return fmt.Errorf("--coverage is required: it says what fences the volumes of each driver")
 	}
-	if s.leaseDuration < time.Second || s.leaseDuration%time.Second != 0 {
-		return fmt.Errorf("--lease-duration %s is not a positive number of seconds", s.leaseDuration)
-	}
-	return nil
+	return lease.CheckDuration(s.leaseDuration)
 }
 
 // Assemble implements server.Program.
