@@ -23,6 +23,12 @@ type Object interface {
 	WriteState(ctx context.Context, expect uint64, set map[string][]byte, remove []string) error
 }
 
+// ErrReplaced is the error of a process whose Shared another owner has opened.
+var ErrReplaced = errors.New("another process has taken over the state")
+
+// owners has the Options.Owner that has opened a Shared last.
+func owners() Bucket[string] { return Bucket[string]{Name: "cleat-owner"} }
+
 // maxAttempts of an Update against concurrent ones of other processes, each of
 // which makes one fail only by succeeding itself.
 const maxAttempts = 32
@@ -40,11 +46,16 @@ type Shared struct {
 var _, _ Database = (*Store)(nil), (*Shared)(nil)
 
 // OpenShared opens a database, or creates it in an object that does not exist.
-// The name appears in errors. Of the options, Role, Version and Upgrade apply.
+// The name appears in errors. Of the options, Role, Version, Upgrade and Owner apply.
 // Errors: ErrRole, ErrVersion, ErrDamaged, and those of the object.
 func OpenShared(ctx context.Context, name string, object Object, o Options) (*Shared, error) {
 	s := &Shared{name: name, object: object, options: o, writer: make(chan struct{}, 1)}
 	err := s.update(ctx, func(generation uint64, tx *Tx) error {
+		if o.Owner != "" {
+			if err := owners().Put(tx, identityKey, o.Owner); err != nil {
+				return err
+			}
+		}
 		if generation == 0 {
 			return identities().Put(tx, identityKey, identity{o.Role, o.Version})
 		}
@@ -137,11 +148,17 @@ func (s *Shared) Update(ctx context.Context, fn func(tx *Tx) error) error {
 	})
 }
 
-// check refuses a database that another process has upgraded or replaced.
+// check refuses a database that another process has upgraded, replaced or taken over.
 func (s *Shared) check(tx *Tx) error {
 	found, err := identify(tx, s.options)
 	if err == nil && found.Version < s.options.Version {
 		err = fmt.Errorf("%w: it has version %d again, expected %d; an older backup was restored, restart cleat", ErrVersion, found.Version, s.options.Version)
+	}
+	if err == nil && s.options.Owner != "" {
+		var owner string
+		if owner, _, err = owners().Get(tx, identityKey); err == nil && owner != s.options.Owner {
+			err = errs.Errorf(errs.Unavailable, "%w: it is that of %q now", ErrReplaced, owner)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("store %s: %w", s.name, err)

@@ -244,3 +244,28 @@ func FuzzEntryName(f *testing.F) {
 		}
 	})
 }
+
+// The process that opened the object before its present owner neither reads nor changes
+// it, also with a change that it had begun.
+func TestSharedOwner(t *testing.T) {
+	object := storetest.NewObject(ErrChanged)
+	open := func(owner string) *Shared {
+		return testkit.Value(OpenShared(t.Context(), "pool/state", object, Options{Role: "ledger", Version: 1, Owner: owner}))(t)
+	}
+	first := open("first")
+	testkit.Must(t, put(t.Context(), first, "k", thing{Size: 7}))
+	var second *Shared
+	testkit.WantError(t, "Update", first.Update(t.Context(), func(tx *Tx) error {
+		if second == nil {
+			second = open("second")
+		}
+		return things.Put(tx, "k", thing{Size: 8})
+	}), ErrReplaced, "second")
+	testkit.WantError(t, "Update", put(t.Context(), first, "k", thing{}), ErrReplaced, "second")
+	testkit.WantError(t, "View", first.View(t.Context(), func(*Tx) error { return nil }), ErrReplaced)
+	testkit.WantError(t, "View", first.View(t.Context(), func(*Tx) error { return nil }), errs.Unavailable)
+	if got, _ := get(t, second, "k"); got.Size != 7 {
+		t.Errorf("changed by the process that was replaced: %+v", got)
+	}
+	testkit.Must(t, put(t.Context(), open(""), "k", thing{Size: 9}), put(t.Context(), second, "k", thing{Size: 10}))
+}

@@ -50,6 +50,9 @@ type Options struct {
 	// Upgrade, if set, converts an older version, once, in the transaction that
 	// records the new version.
 	Upgrade func(tx *Tx, from int) error
+	// Owner, if set, is a process that uses a Shared alone: one that has opened it with
+	// another owner before gets ErrReplaced from then on.
+	Owner string
 }
 
 const (
