@@ -15,6 +15,15 @@ import (
 
 var errForced = errors.New("forced to exit by a second signal")
 
+// abandoned is an error of Abandon.
+type abandoned struct{ error }
+
+func (a abandoned) Unwrap() error { return a.error }
+
+// Abandon makes an error of Part.Run end the process at once: no part is stopped, and
+// no call is answered any more.
+func Abandon(err error) error { return abandoned{err} }
+
 // Part is a component of the process. Its functions can be nil.
 type Part struct {
 	Name string
@@ -54,6 +63,7 @@ func run(ctx context.Context, o options, parts ...Part) error {
 		o.Signals = signals
 	}
 	r := &runner{options: o, forced: make(chan struct{})}
+	r.force = sync.OnceFunc(func() { close(r.forced) })
 	r.stopping, r.stop = context.WithCancelCause(ctx)
 	defer r.stop(nil)
 	done := make(chan struct{})
@@ -70,7 +80,6 @@ func run(ctx context.Context, o options, parts ...Part) error {
 	select {
 	case <-stopped:
 	case <-r.forced:
-		r.add(errForced)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -81,7 +90,8 @@ type runner struct {
 	options
 	stopping context.Context
 	stop     context.CancelCauseFunc
-	forced   chan struct{} // closed by a second signal
+	forced   chan struct{} // closed by force: a second signal, or Abandon
+	force    func()
 	started  []*started
 	stopAt   time.Time
 	serving  sync.WaitGroup
@@ -112,7 +122,8 @@ func (r *runner) watch(ctx context.Context, done <-chan struct{}) {
 	select {
 	case s := <-r.Signals:
 		r.Logger.Warn("second signal, exiting immediately", "signal", s.String())
-		close(r.forced)
+		r.add(errForced)
+		r.force()
 	case <-done:
 	}
 }
@@ -188,6 +199,9 @@ func (r *runner) begin(ctx context.Context, p Part) {
 				r.Logger.Error("part failed, stopping", "subsystem", p.Name, "err", err)
 			}
 			r.fail(err)
+			if _, ok := errors.AsType[abandoned](err); ok {
+				r.force()
+			}
 		}
 	})
 }

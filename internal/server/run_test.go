@@ -283,6 +283,22 @@ func TestSecondSignalForces(t *testing.T) {
 	})
 }
 
+// After Abandon no part is stopped: a call could still be answered meanwhile.
+func TestAbandon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		hangs := func(context.Context) error { <-release; return nil }
+		lost, begun := errors.New("lost"), time.Now()
+		_, result := running(t, t.Context(),
+			Part{Name: "a", Run: func(context.Context) error { time.Sleep(time.Second); return Abandon(lost) }},
+			Part{Name: "b", Run: hangs, Stop: hangs})
+		if err := <-result; !errors.Is(err, lost) || time.Since(begun) != time.Second {
+			t.Errorf("got %v after %s", err, time.Since(begun))
+		}
+		close(release)
+	})
+}
+
 func TestRealSignal(t *testing.T) {
 	var d diary
 	var log bytes.Buffer

@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -33,10 +34,12 @@ type telemetry struct {
 	metrics http.Handler
 	http    *http.Server
 
-	// Set before serve.
-	checks    map[string]func(context.Context) error
-	status    map[string]func(context.Context) (any, error)
-	listeners []net.Listener
+	listeners []net.Listener // set before serve
+
+	mu     sync.Mutex // of the rest
+	only   string     // the only check that counts, unless it is empty
+	checks map[string]func(context.Context) error
+	status map[string]func(context.Context) (any, error)
 }
 
 func newTelemetry(g prometheus.Gatherer, logger *slog.Logger) *telemetry {
@@ -55,11 +58,23 @@ func newTelemetry(g prometheus.Gatherer, logger *slog.Logger) *telemetry {
 
 // Check adds a check of /readyz: ready returns why it fails.
 func (s *telemetry) Check(name string, ready func(context.Context) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.checks[name] = ready
 }
 
-// Status adds a field to /status.
+// CheckOnly makes /readyz depend on one check, with "" on all again: a process that waits
+// for its turn is ready although it serves nothing.
+func (s *telemetry) CheckOnly(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.only = name
+}
+
+// Status adds a field to /status, or replaces it.
 func (s *telemetry) Status(name string, document func(context.Context) (any, error)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.status[name] = document
 }
 
@@ -170,12 +185,16 @@ type readiness struct {
 }
 
 func (s *telemetry) answerReady(w http.ResponseWriter, r *http.Request) {
-	answer := readiness{Ready: true, Checks: make(map[string]string, len(s.checks))}
+	s.mu.Lock()
+	checks := maps.Clone(s.checks)
+	maps.DeleteFunc(checks, func(name string, _ func(context.Context) error) bool { return s.only != "" && name != s.only })
+	s.mu.Unlock()
+	answer := readiness{Ready: true, Checks: make(map[string]string, len(checks))}
 	ctx, cancel := context.WithTimeout(r.Context(), checkBound)
 	defer cancel()
-	var mu sync.Mutex
+	var mu sync.Mutex // of answer
 	var all sync.WaitGroup
-	for name, check := range s.checks {
+	for name, check := range checks {
 		all.Go(func() {
 			reason := "ok"
 			err := safely(func() error { return check(ctx) })
@@ -197,8 +216,11 @@ func (s *telemetry) answerReady(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *telemetry) answerStatus(w http.ResponseWriter, r *http.Request) {
-	answer := make(map[string]any, len(s.status))
-	for name, document := range s.status {
+	s.mu.Lock()
+	status := maps.Clone(s.status)
+	s.mu.Unlock()
+	answer := make(map[string]any, len(status))
+	for name, document := range status {
 		var part any
 		err := safely(func() (err error) { part, err = document(r.Context()); return err })
 		if err != nil {

@@ -151,6 +151,14 @@ func TestReadyz(t *testing.T) {
 	if code, answer := ask(); code != 503 || answer.Checks["pool"] == "ok" || strings.Contains(answer.Checks["pool"], "secret") {
 		t.Errorf("one panics: %d %+v", code, answer)
 	}
+	s.CheckOnly("csi1")
+	if code, answer := ask(); code != 200 || len(answer.Checks) != 1 || answer.Checks["csi1"] != "ok" {
+		t.Errorf("one counts: %d %+v", code, answer)
+	}
+	s.CheckOnly("")
+	if code, _ := ask(); code != 503 {
+		t.Errorf("all count again: %d", code)
+	}
 }
 
 func TestStatus(t *testing.T) {
