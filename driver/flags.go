@@ -35,6 +35,7 @@ func (d *driver) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&d.addonsEndpoint, "addons-endpoint", "", "also serve CSI-Addons (fencing) on this UNIX socket, for example unix:///run/csi-addons/socket; not in the directory of --endpoint")
 	fs.StringSliceVar(&d.nodeAddresses, "node-address", nil, "address of this node as the storage sees it; can be repeated. By default the addresses of the default routes")
 	d.fencing.AddFlags(fs, "fence-")
+	d.election.addFlags(fs)
 	d.AddAllowUIDs(fs, "addons-allow-uid", "user IDs, besides root, that are allowed to call --addons-endpoint")
 	fs.StringVar(&d.registrationDir, "registration-dir", "", "register with the kubelet, or another plugin host, that watches this directory, for example "+kubeletRegistry)
 	fs.StringVar(&d.announcedEndpoint, "registration-endpoint", "", "path of the --endpoint socket on the host, if it differs from the path in the container")
@@ -71,6 +72,9 @@ func (d *driver) Complete() error {
 		if err := d.engine.Complete(d.process); err != nil {
 			return err
 		}
+	}
+	if err := d.election.check(deployment); err != nil {
+		return err
 	}
 	if deployment.MultiNode && !d.engine.Fences && d.fencesServed() {
 		return fmt.Errorf("--addons-endpoint and --fence-listen are not for engine %s, which cannot revoke a node's access to its storage: revoke it at the storage instead", d.engine.Name)

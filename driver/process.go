@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -86,6 +87,9 @@ func (p *Process) UseState(ctx context.Context, s State) (volume.Instances, erro
 
 // OpenFile opens a database in the state directory, as NAME.db. The process closes it.
 func (p *Process) OpenFile(ctx context.Context, name string) (State, error) {
+	if p.driver.election.isSet() {
+		return nil, fmt.Errorf("--lease is for several replicas, and each would have a file %s.db of its own in its --state-dir: keep the state where all reach it, as in a ConfigMap", name)
+	}
 	file, err := p.driver.OpenStore(ctx, name+".db", fileOptions(name))
 	if err != nil {
 		return nil, err

@@ -47,6 +47,7 @@ type driver struct {
 	addresses                          []netip.Addr // nodeAddresses parsed
 	registrationDir, announcedEndpoint string
 	fencing                            endpoint.Endpoint
+	election                           election
 
 	process    *Process
 	operations *op.Operations
@@ -68,10 +69,17 @@ func (d *driver) Assemble(ctx context.Context) error {
 	d.operations = op.New(context.WithoutCancel(ctx), busyTimeout, op.OnPanic(func(ctx context.Context, e *op.PanicError) {
 		d.Panicked(ctx, "operation", e.Value, e.Stack)
 	}))
-	d.Check("csi", d.healthy)
-	d.Status("csi", d.status)
-	d.AddState(d.openState)
-	d.AddTelemetry()
+	d.Status("csi", func(context.Context) (any, error) { return d.settings(), nil })
+	if d.election.isSet() {
+		d.AddTelemetry() // also while it waits
+		if err := d.election.add(d); err != nil {
+			return err
+		}
+		d.AddState(d.openState)
+	} else {
+		d.AddState(d.openState)
+		d.AddTelemetry()
+	}
 	d.Add(server.Part{Name: "trim", Run: func(ctx context.Context) error {
 		if d.node == nil {
 			return nil
@@ -141,6 +149,8 @@ func (d *driver) openState(ctx context.Context) error {
 	if err := d.openController(ctx); err != nil {
 		return err
 	}
+	d.Check("csi", d.healthy)
+	d.Status("csi", d.status)
 	if d.fencesServed() {
 		// Local files have no remote sessions: refusing grants suffices.
 		c := enforce.Config{Ledger: d.ledger}
@@ -299,11 +309,17 @@ func (d *driver) healthy(ctx context.Context) error {
 	return nil
 }
 
-func (d *driver) status(ctx context.Context) (any, error) {
-	s := csi.Status{
+// settings is the part of the status that is known before the state is open.
+func (d *driver) settings() csi.Status {
+	return csi.Status{
 		Driver: d.driverName, Version: d.program.Version, Node: d.nodeID, Services: d.services,
-		Engine: d.engine.Name, Pool: d.engine.describe(), Running: d.operations.Running(),
+		Engine: d.engine.Name, Pool: d.engine.describe(),
 	}
+}
+
+func (d *driver) status(ctx context.Context) (any, error) {
+	s := d.settings()
+	s.Running = d.operations.Running()
 	var err error
 	switch {
 	case d.manager != nil: // which knows the backend's conditions too

@@ -90,7 +90,9 @@ func (p *Process) OpenState(ctx context.Context, f *StateFlags) (State, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--%sstate: %w", f.Prefix, err)
 	}
-	shared, err := store.OpenShared(ctx, object.String(), object, fileOptions("controller"))
+	options := fileOptions("controller")
+	options.Owner = p.driver.election.identity
+	shared, err := store.OpenShared(ctx, object.String(), object, options)
 	if err != nil {
 		return nil, err
 	}
