@@ -53,7 +53,7 @@ drivers:
 backends:
 - {name: own, endpoint: %q}
 `, s.endpoint))
-	s.createNodes()
+	s.createNodes(s.name, s.lostAddr)
 	return s
 }
 
