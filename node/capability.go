@@ -68,7 +68,7 @@ func (u storedCapability) differs(o storedCapability) string {
 	add(u.Block != o.Block, "access type")
 	add(u.FSType != o.FSType, "file system type")
 	add(u.Mode != o.Mode, "access mode")
-	add(u.Flags != o.Flags, "mount flags")
+	add(u.Flags != o.Flags, "set of mount flags (an SELinux label is one of them)")
 	u.Flags, o.Flags, u.Superblock, o.Superblock = "", "", "", ""
 	u.Mode, u.FSType, u.Block = o.Mode, o.FSType, o.Block
 	add(!u.equal(o), "mount group")
@@ -85,7 +85,7 @@ func (u storedCapability) admits(publish storedCapability, readOnly bool) error 
 	case u.readOnly() && !readOnly:
 		return errs.Errorf(errs.Precondition, "the volume is staged read-only; publish it read-only")
 	case publish.Superblock != "" && publish.Superblock != u.Superblock:
-		return errs.Errorf(errs.Precondition, "the mount flags differ from those of the stage; publish the volume with the same file system mount flags")
+		return errs.Errorf(errs.Precondition, "the mount flags differ from those of the stage; publish the volume with the same file system mount flags, an SELinux label included")
 	case publish.MountGroup != nil && (u.MountGroup == nil || *u.MountGroup != *publish.MountGroup):
 		return errs.Errorf(errs.Precondition, "volume_mount_group %d differs from that of the stage; publish the volume with the same one", *publish.MountGroup)
 	}

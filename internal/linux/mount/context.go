@@ -52,6 +52,8 @@ func (c *fsContext) set(option string) error {
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, unix.EINVAL) && isLabel(name):
+		return errs.Errorf(errs.Invalid, "mount option %s: %w: SELinux is off on this machine, or its policy does not have this label%s", name, err, c.kernelMessages())
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ERANGE), errors.Is(err, unix.EOPNOTSUPP):
 		return errs.Errorf(errs.Invalid, "mount option %s: %w%s", errs.Clip(name, 64), err, c.kernelMessages())
 	}

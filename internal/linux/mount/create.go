@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -63,7 +64,7 @@ func createOnce(ctx context.Context, s Spec, superblock []string, attr attribute
 		}
 	}
 	if err := fs.command("create", func(fd int) error { return kernelcall.CreateSuperblock(ctx, fd) }); err != nil {
-		return nil, err
+		return nil, explainLabel(s.FSType, superblock, err)
 	}
 	fd, err := unix.Fsmount(fs.fd, unix.FSMOUNT_CLOEXEC, int(attr.set))
 	if err != nil {
@@ -75,6 +76,25 @@ func createOnce(ctx context.Context, s Spec, superblock []string, attr attribute
 		return nil, err
 	}
 	return tree, nil
+}
+
+// explainLabel adds what an error means with a label of SELinux: the kernel gives
+// the reason in its log only.
+func explainLabel(fsType string, options []string, err error) error {
+	isLabelled := slices.ContainsFunc(options, func(option string) bool {
+		name, _, _ := parseOption(option)
+		return isLabel(name)
+	})
+	switch {
+	case !isLabelled:
+	case errors.Is(err, unix.EACCES):
+		return fmt.Errorf("SELinux does not allow this process to mount with this label, run it with a type that is allowed to, such as spc_t: %w", err)
+	case errors.Is(err, unix.EINVAL) && fsType == "btrfs":
+		return fmt.Errorf("the file system is mounted on this machine with another SELinux label, or the kernel is older than Linux 6.8, which cannot label btrfs: use ext4 or xfs, or seLinuxMount: false in the CSIDriver: %w", err)
+	case errors.Is(err, unix.EINVAL):
+		return fmt.Errorf("the options do not go together, or the file system is mounted on this machine with another SELinux label: %w", err)
+	}
+	return err
 }
 
 // openTarget opens a mount point. A symbolic link as the last element is not

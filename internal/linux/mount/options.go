@@ -155,6 +155,11 @@ func forbidden(name, value string) string {
 	return ""
 }
 
+// isLabel: the option has a label of SELinux.
+func isLabel(name string) bool {
+	return name == "context" || name == "fscontext" || name == "defcontext" || name == "rootcontext"
+}
+
 func isUserSpaceOption(name string) bool {
 	switch name {
 	case "defaults", "auto", "noauto", "nofail", "_netdev", "comment":

@@ -52,7 +52,7 @@ type plan struct {
 
 // toolPackages have the programs that guests can use.
 func toolPackages() []string {
-	return []string{"busybox-static", "btrfs-progs", "coreutils", "dmsetup", "e2fsprogs", "iproute2", "kmod", "mount", "nfs-kernel-server", "nftables", "rpcbind", "util-linux", "xfsprogs"}
+	return []string{"busybox-static", "btrfs-progs", "coreutils", "dmsetup", "e2fsprogs", "iproute2", "kmod", "mount", "nfs-kernel-server", "nftables", "rpcbind", "secilc", "util-linux", "xfsprogs"}
 }
 
 // emulatorPackages have a QEMU that runs with the installed one's libraries.

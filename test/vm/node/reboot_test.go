@@ -13,6 +13,7 @@ import (
 
 	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/vm/image"
 	"github.com/cleatproject/cleat/test/vm/nodeservice"
 )
 
@@ -22,13 +23,14 @@ func TestOutages(t *testing.T) {
 	for _, fsType := range soak.Pick(1, []string{"xfs", "ext4"}) {
 		t.Run("pool on "+fsType, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, fsType)
+			r := newRig(t, fsType, image.Stable)
 			if fsType == "xfs" {
 				testGrowInUse(t, r)
 			}
 			testFailedPoolDisk(r)
 			if fsType == "xfs" { // takes a snapshot of a volume in use
 				testReboot(r)
+				testLabels(r, false)
 			}
 			r.Stop()
 			r.shutdown()

@@ -47,15 +47,16 @@ type rig struct {
 	*nodeservice.Node
 	t      testing.TB
 	fsType string
+	kernel image.Source
 	disk   *disk.Disk // disk of the pool
 	own    *disk.Disk // disk of the machine
 }
 
 // newRig boots a guest, formats the pool's disk with fsType and starts the
 // driver.
-func newRig(t testing.TB, fsType string) *rig {
+func newRig(t testing.TB, fsType string, kernel image.Source) *rig {
 	t.Helper()
-	r := &rig{t: t, fsType: fsType}
+	r := &rig{t: t, fsType: fsType, kernel: kernel}
 	r.disk, r.own = r.newDisk("pool", 3<<30), r.newDisk("machine", 256<<20)
 	r.boot()
 	r.Run("mkfs."+fsType, "-q", "/dev/vda")
@@ -76,7 +77,8 @@ func (r *rig) boot() {
 	r.t.Helper()
 	testkit.Must(r.t, r.disk.PowerOn(), r.own.PowerOn())
 	r.Node = nodeservice.New(kernel.Of(r.t, vm.Boot(r.t, vm.Spec{
-		Name: strings.ReplaceAll(r.t.Name(), "/", "-"), Disks: []vm.Disk{r.disk, r.own}, Programs: []string{cleat}, Tools: image.Filesystems(),
+		Name: strings.ReplaceAll(r.t.Name(), "/", "-"), Disks: []vm.Disk{r.disk, r.own}, Programs: []string{cleat}, Tools: append(image.Filesystems(), "secilc", "stat"),
+		Kernel: r.kernel, KernelArgs: []string{"lsm=selinux"}, // without effect until testLabels loads a policy
 		Modules: []string{"xfs", "ext4", "loop"}, Extra: []string{"btrfs"},
 	})), "--pool", pool, "--node-id", nodeID, "--metrics-address", metrics, "--overprovision-ratio", "20")
 }
