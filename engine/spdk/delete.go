@@ -295,7 +295,7 @@ func (e *Engine) sweep(ctx context.Context, t *target) error {
 		return err
 	}
 	listed := map[string]bool{}
-	gone, err := e.deletedSnapshots(ctx) // first: the lvol of a later one would not be listed
+	gone, err := e.snapshotRecords(ctx, deleted()) // first: the lvol of a later one would not be listed
 	if err != nil {
 		return err
 	}
@@ -364,19 +364,4 @@ func (e *Engine) sweepSnapshots(ctx context.Context, p place, lvols []rpc.Lvol, 
 	}
 	p.target.sources[p.store.UUID] = unknown
 	return nil
-}
-
-// deletedSnapshots returns those that still had clones when they were deleted.
-func (e *Engine) deletedSnapshots(ctx context.Context) (all []snapRecord, err error) {
-	err = e.config.Database.View(ctx, func(tx *store.Tx) error {
-		all = nil
-		for entry, err := range deleted().Range(tx, "") {
-			if err != nil {
-				return err
-			}
-			all = append(all, entry.Value)
-		}
-		return nil
-	})
-	return all, err
 }

@@ -193,7 +193,7 @@ func testTargetKilled(t *testing.T, r *rig) {
 			t.Errorf("left is %+v", v)
 		}
 	}
-	for _, s := range testkit.Value(e.snapshotRecords(testkit.Context(t)))(t) {
+	for _, s := range testkit.Value(e.snapshotRecords(testkit.Context(t), snapshots()))(t) {
 		known[s.lvol()] = true
 		if !strings.HasPrefix(s.Name, "kept-") {
 			t.Errorf("left is %+v", s)

@@ -88,7 +88,7 @@ func (e *Engine) incomplete(ctx context.Context, answers []storesOf, s settings)
 	if err != nil {
 		return err
 	}
-	snaps, err := e.snapshotRecords(ctx)
+	snaps, err := e.snapshotRecords(ctx, snapshots())
 	if err != nil {
 		return err
 	}
@@ -156,7 +156,7 @@ func (e *Engine) objects(ctx context.Context, t *target) (map[string]object, err
 	if err != nil {
 		return nil, err
 	}
-	snaps, err := e.snapshotRecords(ctx)
+	snaps, err := e.snapshotRecords(ctx, snapshots())
 	if err != nil {
 		return nil, err
 	}

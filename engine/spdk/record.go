@@ -167,15 +167,10 @@ func (e *Engine) records(ctx context.Context) (all []record, err error) {
 	return all, err
 }
 
-func recordsIn(tx *store.Tx) (all []record, err error) {
-	for entry, err := range volumes().Range(tx, "") {
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, entry.Value)
-	}
+func recordsIn(tx *store.Tx) ([]record, error) {
+	all, err := store.Values(volumes().Range(tx, ""))
 	slices.SortFunc(all, func(a, b record) int { return cmp.Compare(a.id(), b.id()) })
-	return all, nil
+	return all, err
 }
 
 // put records a volume, if its record is still the expected one (nil: none):

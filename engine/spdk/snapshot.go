@@ -238,17 +238,11 @@ func (e *Engine) ListSnapshots(ctx context.Context, query volume.SnapshotQuery) 
 	return page, err
 }
 
-// snapshotRecords returns the records of all snapshots.
-func (e *Engine) snapshotRecords(ctx context.Context) (all []snapRecord, err error) {
-	err = e.config.Database.View(ctx, func(tx *store.Tx) error {
-		all = nil
-		for entry, err := range snapshots().Range(tx, "") {
-			if err != nil {
-				return err
-			}
-			all = append(all, entry.Value)
-		}
-		return nil
+// snapshotRecords returns all records of snapshots, or of deleted ones.
+func (e *Engine) snapshotRecords(ctx context.Context, of store.Bucket[snapRecord]) (all []snapRecord, err error) {
+	err = e.config.Database.View(ctx, func(tx *store.Tx) (err error) {
+		all, err = store.Values(of.Range(tx, ""))
+		return err
 	})
 	return all, err
 }

@@ -73,13 +73,8 @@ func (l *Ledger) Records(ctx context.Context) (r volume.Records, err error) {
 			}
 			r.Clients = append(r.Clients, c)
 		}
-		for e, err := range instances().Range(tx, "") {
-			if err != nil {
-				return err
-			}
-			r.Instances = append(r.Instances, e.Value)
-		}
-		return nil
+		r.Instances, err = store.Values(instances().Range(tx, ""))
+		return err
 	})
 	return r, err
 }
@@ -87,7 +82,7 @@ func (l *Ledger) Records(ctx context.Context) (r volume.Records, err error) {
 // recordedGrants reads the grants whose keys have a prefix, and decides alone whom
 // the storage admits.
 func recordedGrants(tx *store.Tx, prefix string) (all []volume.RecordedGrant, err error) {
-	held, err := collect(grants().Prefix(tx, prefix))
+	held, err := store.Values(grants().Prefix(tx, prefix))
 	if err != nil {
 		return nil, err
 	}

@@ -50,14 +50,9 @@ func (l *Ledger) changeEnding(ctx context.Context, list []Ending, change func(tx
 
 // Ending returns the recorded sessions, sorted by enforcer and ID.
 func (l *Ledger) Ending(ctx context.Context) (all []Ending, err error) {
-	err = l.store.View(ctx, func(tx *store.Tx) error {
-		for e, err := range endings().Range(tx, "") {
-			if err != nil {
-				return err
-			}
-			all = append(all, e.Value)
-		}
-		return nil
+	err = l.store.View(ctx, func(tx *store.Tx) (err error) {
+		all, err = store.Values(endings().Range(tx, ""))
+		return err
 	})
 	if err != nil {
 		return nil, err

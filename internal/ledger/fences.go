@@ -38,15 +38,7 @@ func (l *Ledger) Fences(ctx context.Context) (all []volume.Fence, err error) {
 	return all, err
 }
 
-func allFences(tx *store.Tx) (all []volume.Fence, err error) {
-	for e, err := range fences().Range(tx, "") {
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, e.Value)
-	}
-	return all, nil
-}
+func allFences(tx *store.Tx) ([]volume.Fence, error) { return store.Values(fences().Range(tx, "")) }
 
 // ChangeFences replaces the recorded fences by the result of decide, in one
 // durable transaction: after it, no client covered by a denying fence is

@@ -68,7 +68,7 @@ func (l *Ledger) Grant(ctx context.Context, g volume.Grant) (recorded volume.Gra
 		if err := admitClient(tx, &g.Client); err != nil {
 			return err
 		}
-		held, err := collect(grants().Prefix(tx, string(g.Volume)+separator))
+		held, err := store.Values(grants().Prefix(tx, string(g.Volume)+separator))
 		if err != nil {
 			return err
 		}
@@ -192,7 +192,7 @@ func removeGrant(tx *store.Tx, g volume.Grant) error {
 // changeGrants calls change for the grants of a volume to a node, or to all.
 func (l *Ledger) changeGrants(ctx context.Context, id volume.ID, node string, change func(*store.Tx, volume.Grant) error) error {
 	return l.store.Update(ctx, func(tx *store.Tx) error {
-		held, err := collect(grants().Prefix(tx, string(id)+separator))
+		held, err := store.Values(grants().Prefix(tx, string(id)+separator))
 		if err != nil {
 			return err
 		}
@@ -211,7 +211,7 @@ func (l *Ledger) changeGrants(ctx context.Context, id volume.ID, node string, ch
 // Of returns a volume's grants, sorted by node.
 func (l *Ledger) Of(ctx context.Context, id volume.ID) (held []volume.Grant, err error) {
 	err = l.store.View(ctx, func(tx *store.Tx) error {
-		held, err = collect(grants().Prefix(tx, string(id)+separator))
+		held, err = store.Values(grants().Prefix(tx, string(id)+separator))
 		return err
 	})
 	return held, err
@@ -269,16 +269,6 @@ func (l *Ledger) All(ctx context.Context, after volume.ID, limit int) (page []vo
 }
 
 func key(id volume.ID, node string) string { return string(id) + separator + node }
-
-func collect(seq func(func(store.Entry[volume.Grant], error) bool)) (all []volume.Grant, err error) {
-	for e, err := range seq {
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, e.Value)
-	}
-	return all, nil
-}
 
 // errorIn refuses names that are ambiguous in a key.
 func errorIn(g volume.Grant) error {

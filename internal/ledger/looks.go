@@ -86,7 +86,7 @@ func (o look) record(tx *store.Tx, now time.Time) (missed []volume.MissedUse, er
 	if err != nil {
 		return nil, err
 	}
-	granted, err := collect(grants().Range(tx, ""))
+	granted, err := store.Values(grants().Range(tx, ""))
 	if err != nil {
 		return nil, err
 	}
@@ -136,12 +136,9 @@ func (o look) record(tx *store.Tx, now time.Time) (missed []volume.MissedUse, er
 // settle removes entries whose instances this look has listed in time, and those
 // of grants that ended long ago. It reports whether others are left.
 func (o look) settle(tx *store.Tx, held map[string]bool, now time.Time) (left bool, err error) {
-	var all []Unseen
-	for e, err := range unseen().Range(tx, "") {
-		if err != nil {
-			return false, err
-		}
-		all = append(all, e.Value)
+	all, err := store.Values(unseen().Range(tx, ""))
+	if err != nil {
+		return false, err
 	}
 	for _, u := range all {
 		if !held[u.key()] && u.Released.IsZero() { // revoked by an earlier build

@@ -84,6 +84,17 @@ func (b Bucket[T]) Prefix(tx *Tx, prefix string) iter.Seq2[Entry[T], error] {
 	return b.walk(tx, nil, []byte(prefix))
 }
 
+// Values returns the values of records that Range or Prefix yields, or the first error.
+func Values[T any](entries iter.Seq2[Entry[T], error]) (all []T, err error) {
+	for e, err := range entries {
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, e.Value)
+	}
+	return all, nil
+}
+
 func (b Bucket[T]) walk(tx *Tx, after, prefix []byte) iter.Seq2[Entry[T], error] {
 	return func(yield func(Entry[T], error) bool) {
 		table := tx.tables.find(b.Name)

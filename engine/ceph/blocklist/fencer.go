@@ -199,19 +199,11 @@ func (f *Fencer) Sessions(context.Context, []netip.Prefix) ([]volume.Session, er
 func (f *Fencer) End(context.Context, []volume.Session) error { return nil }
 
 func (f *Fencer) owned(ctx context.Context) (all []own, err error) {
-	err = f.Database.View(ctx, func(tx *store.Tx) error {
-		for e, err := range owned().Range(tx, "") {
-			if err != nil {
-				return err
-			}
-			all = append(all, e.Value)
-		}
-		return nil
+	err = f.Database.View(ctx, func(tx *store.Tx) (err error) {
+		all, err = store.Values(owned().Range(tx, ""))
+		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return all, nil
+	return all, err
 }
 
 func (f *Fencer) record(ctx context.Context, list []own) error {
