@@ -216,19 +216,13 @@ func (e *Engine) GetSnapshot(ctx context.Context, id volume.SnapshotID) (volume.
 
 // ListSnapshots implements volume.Snapshots.
 func (e *Engine) ListSnapshots(ctx context.Context, query volume.SnapshotQuery) (page []volume.Snapshot, err error) {
+	records, err := e.snapshotRecords(ctx, snapshots())
 	var all []volume.Snapshot
-	err = e.config.Database.View(ctx, func(tx *store.Tx) error {
-		all = nil
-		for entry, err := range snapshots().Range(tx, "") {
-			if err != nil {
-				return err
-			}
-			if r := entry.Value; r.UUID != "" && (query.Source == "" || r.Source == query.Source) {
-				all = append(all, r.snapshot())
-			}
+	for _, r := range records {
+		if r.UUID != "" && (query.Source == "" || r.Source == query.Source) {
+			all = append(all, r.snapshot())
 		}
-		return nil
-	})
+	}
 	slices.SortFunc(all, func(a, b volume.Snapshot) int { return cmp.Compare(a.ID, b.ID) })
 	for _, s := range all {
 		if s.ID > query.After && (query.Limit == 0 || len(page) < query.Limit) {
