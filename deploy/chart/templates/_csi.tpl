@@ -10,7 +10,7 @@
 {{- printf "%s/plugins/%s" .Values.kubeletDir .Values.csi.driverName -}}
 {{- end -}}
 
-{{/* Not empty if the controller publishes volumes to nodes. */}}
+{{/* Not empty if the controller publishes volumes to nodes; spdk and external have a value for it. */}}
 {{- define "cleat.attachRequired" -}}
 {{- if and (ne .Values.csi.mode "perNode") (index .Values.csi .Values.csi.engine | default dict | dig "attachRequired" true) }}true{{ end -}}
 {{- end -}}
