@@ -49,6 +49,10 @@ const History = "history"
 // (test/csi, test/fence) build. It moves with each release.
 const PreviousRelease = "ff40bafc41452a8b2e5d9d45fcd4f1c1b878abaf"
 
+// PreviousRemote is the same for the engines of network storage (test/spdk, test/ceph), which
+// PreviousRelease does not have. The next release is both.
+const PreviousRemote = "4ac652f7c0fed6a3b97d687d59c12528a40c2dd7"
+
 // All returns the list.
 func All() []Feature {
 	return []Feature{{
@@ -68,7 +72,7 @@ func All() []Feature {
 		Present: hasCephFS,
 	}, {
 		Name:       History,
-		Reason:     "a source archive or a shallow clone has no commit " + PreviousRelease,
+		Reason:     "a source archive or a shallow clone lacks commit " + PreviousRelease + " or " + PreviousRemote,
 		Proved:     "upgrade and downgrade are tested in any full clone",
 		OfCheckout: true,
 		Present:    hasPreviousRelease,
@@ -128,29 +132,51 @@ func hasCephFS() (bool, error) {
 // returns its source and the program. It needs History.
 func BuildPrevious(t testing.TB) (source, program string) {
 	t.Helper()
+	return buildCommit(t, PreviousRelease, "crashpoints", "CGO_ENABLED=0")
+}
+
+// BuildPreviousRemote is the same for engines of network storage, by the build tags that
+// they need.
+func BuildPreviousRemote(t testing.TB, tags string) (program string) {
+	t.Helper()
+	cgo := "CGO_ENABLED=0"
+	if tags != "" {
+		cgo = "CGO_ENABLED=1"
+	}
+	_, program = buildCommit(t, PreviousRemote, tags, cgo)
+	return program
+}
+
+func buildCommit(t testing.TB, commit, tags, cgo string) (source, program string) {
+	t.Helper()
 	Need(t, History)
 	dir := t.TempDir()
 	source, program = filepath.Join(dir, "source"), filepath.Join(dir, "cleat")
-	archive := tree.Git(testkit.Root(t), "archive", "--format=tar", "--output="+dir+"/source.tar", PreviousRelease)
+	archive := tree.Git(testkit.Root(t), "archive", "--format=tar", "--output="+dir+"/source.tar", commit)
 	if out, err := archive.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v: %s", archive, err, out)
 	}
 	testkit.Must(t, os.Mkdir(source, 0o700))
 	testkit.Run(t, "tar", "-xf", dir+"/source.tar", "-C", source)
-	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-tags", "crashpoints", "-o", program, testkit.Cleat)
-	build.Dir, build.Env = source, append(os.Environ(), "CGO_ENABLED=0")
+	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-tags", tags, "-o", program, testkit.Cleat)
+	build.Dir, build.Env = source, append(os.Environ(), cgo)
 	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the previous release: %v\n%s", err, out)
+		t.Fatalf("build commit %s: %v\n%s", commit, err, out)
 	}
 	return source, program
 }
 
-// hasPreviousRelease reports whether git has the commit. It is absent too where git is
+// hasPreviousRelease reports whether git has the commits. They are absent too where git is
 // not installed.
 func hasPreviousRelease() (bool, error) {
 	root, err := tree.Root()
 	if err != nil {
 		return false, err
 	}
-	return tree.Git(root, "cat-file", "-e", PreviousRelease+"^{commit}").Run() == nil, nil
+	for _, commit := range []string{PreviousRelease, PreviousRemote} {
+		if tree.Git(root, "cat-file", "-e", commit+"^{commit}").Run() != nil {
+			return false, nil
+		}
+	}
+	return true, nil
 }

@@ -42,6 +42,7 @@ func TestMain(m *testing.M) {
 type site struct {
 	t          testing.TB
 	dir        string
+	program    string // of the controller
 	network    *spdktest.Network
 	target     *rig.Target
 	controller *driver.Process
@@ -51,7 +52,18 @@ type site struct {
 
 func newSite(t testing.TB) *site {
 	t.Helper()
-	s := &site{t: t, dir: testkit.Dir(t), network: spdktest.NewNetwork(nil)}
+	s := newHostSite(t, cleat)
+	snap := testkit.Value(s.network.Start(spdktest.Config{Socket: filepath.Join(s.dir, "snap.sock"), SNAP: true, Source: dpuAddress}))(t)
+	t.Cleanup(func() { testkit.Must(t, snap.Close()) })
+	s.snap = testkit.Open(spdk.Open(spdk.Config{Socket: snap.Socket()}))(t)
+	s.dpu = startDPU(t, s.dir, snap.Socket())
+	return s
+}
+
+// newHostSite has no DPU.
+func newHostSite(t testing.TB, program string) *site {
+	t.Helper()
+	s := &site{t: t, dir: testkit.Dir(t), program: program, network: spdktest.NewNetwork(nil)}
 	s.target = rig.NewTarget(t, s.network, 1024)
 	s.startController()
 	t.Cleanup(func() {
@@ -62,17 +74,13 @@ func newSite(t testing.TB) *site {
 			t.Logf("log of the last controller:\n%s", s.controller.Log)
 		}
 	})
-	snap := testkit.Value(s.network.Start(spdktest.Config{Socket: filepath.Join(s.dir, "snap.sock"), SNAP: true, Source: dpuAddress}))(t)
-	t.Cleanup(func() { testkit.Must(t, snap.Close()) })
-	s.snap = testkit.Open(spdk.Open(spdk.Config{Socket: snap.Socket()}))(t)
-	s.dpu = startDPU(t, s.dir, snap.Socket())
 	return s
 }
 
 // startController starts the controller with the state of the one before.
 func (s *site) startController() {
 	s.t.Helper()
-	s.controller = testkit.Value(driver.Launch(s.t.Context(), cleat, s.dir, "controller", []string{"GORACE=atexit_sleep_ms=0"},
+	s.controller = testkit.Value(driver.Launch(s.t.Context(), s.program, s.dir, "controller", []string{"GORACE=atexit_sleep_ms=0"},
 		"--engine", "spdk", "--services", "controller", "--cluster-id", cluster, "--spdk-config", s.target.Config,
 		"--addons-endpoint", s.addons(), "--fence-check-interval", "200ms", "--log-format", "text"))(s.t)
 }
