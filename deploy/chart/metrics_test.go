@@ -268,6 +268,11 @@ func TestDashboard(t *testing.T) {
 		if strings.HasSuffix(name, "_health") && !slices.ContainsFunc(d.Panels, func(p panel) bool { return p.Title == "What is wrong" && p.shows(name) }) {
 			t.Errorf("What is wrong does not show %s", name)
 		}
+		if strings.HasPrefix(name, "cleat_takeover_") && !slices.ContainsFunc(d.Panels, func(p panel) bool {
+			return slices.ContainsFunc(p.Targets, func(q struct{ Expr string }) bool { return strings.Contains(q.Expr, name+"{") })
+		}) {
+			t.Errorf("no panel shows %s", name)
+		}
 	}
 	maps := of[corev1.ConfigMap](render(t, release{values: "metrics: {dashboard: {enabled: true}}", apis: apis}))
 	if len(maps) != 1 || !json.Valid([]byte(maps[0].Data["cleat.json"])) || maps[0].Labels["grafana_dashboard"] != "1" {
