@@ -58,7 +58,7 @@ type site struct {
 	endpoint  string // of the fence service, for controllers
 	coverage  string // file
 	// Of controllers that start from now on.
-	kubeconfig, leaseDuration string
+	program, kubeconfig, leaseDuration string
 }
 
 func newSite(t testing.TB) *site {
@@ -83,7 +83,7 @@ drivers:
 backends:
 - {name: storage, endpoint: %q, nodeAddresses: true}
 `, s.endpoint))
-	s.kubeconfig, s.leaseDuration = testkit.Value(api.Kubeconfig(account))(t), "1s"
+	s.program, s.kubeconfig, s.leaseDuration = cleat, testkit.Value(api.Kubeconfig(account))(t), "1s"
 	s.createNodes(s.name, s.lostAddr)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -215,7 +215,7 @@ func (s *site) controller(env ...string) *testkit.Process {
 	s.t.Helper()
 	args := append(tlsFlags(s.authority.Files(s.t, nil, "takeover")), "--coverage", s.coverage, "--lease-duration", s.leaseDuration,
 		"--kubeconfig", s.kubeconfig, "--log-level", "debug", "--log-format", "text")
-	cmd := exec.Command(cleat, append([]string{"takeover"}, args...)...)
+	cmd := exec.Command(s.program, append([]string{"takeover"}, args...)...)
 	cmd.Env = append(os.Environ(), env...)
 	return testkit.Start(s.t, cmd)
 }

@@ -1,0 +1,45 @@
+package takeover
+
+import (
+	"testing"
+
+	"github.com/cleatproject/cleat/test/crash/workload"
+	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
+)
+
+// sabotages are controllers with a step omitted, and what the judge of histories
+// must say of them.
+var sabotages = []struct {
+	name, symptom string
+	left          workload.Replacement
+}{
+	{"fences are not asked for or read back", "after the certificate", workload.Replacement{
+		File: "takeover/plan/next.go",
+		Old:  "if found && read.Err == \"\" && read.Intent == intent.Digest && contains(read.Held, t.Addresses) {",
+		New:  "if found {",
+	}},
+	{"the taint is set before the certificate", "want this order", workload.Replacement{
+		File: "takeover/plan/next.go",
+		Old:  "\tif s.Certificate == nil {\n\t\ts.Certificate = Certificate{",
+		New:  "\tif s.Certificate == nil && o.isTainted() {\n\t\ts.Certificate = Certificate{",
+	}},
+}
+
+func TestSabotageTurnsRed(t *testing.T) {
+	for _, c := range soak.Pick(1, sabotages) {
+		t.Run(c.name, func(t *testing.T) {
+			program := workload.BuildWith(t, c.left)
+			testkit.MustFail(t, c.symptom, func(t testing.TB) {
+				s := newSite(t)
+				s.program = program
+				h, w := s.watch(), s.writer(1)
+				s.controller()
+				testkit.Value(s.run("start"))(t)
+				s.awaitReason("TakenOver")
+				_ = w.Await(testkit.Context(t), 20) // ends at once if it is fenced
+				s.check(h, w)
+			})
+		})
+	}
+}
