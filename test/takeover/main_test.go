@@ -51,7 +51,7 @@ func (w withAPI) Run() int {
 	ctx, dir := context.Background(), filepath.Join(os.TempDir(), "api")
 	err := os.Mkdir(dir, 0o700)
 	if err == nil {
-		api, err = apiserver.Start(ctx, dir, account)
+		api, err = apiserver.Start(ctx, dir, account, healthCheckAccount)
 	}
 	if err == nil {
 		defer api.Stop()

@@ -24,6 +24,7 @@ var resourceOf = map[string]string{
 	"Namespace": "namespaces", "Node": "nodes", "Pod": "pods", "PersistentVolume": "persistentvolumes", "PersistentVolumeClaim": "persistentvolumeclaims",
 	"VolumeAttachment": "volumeattachments", "CSIDriver": "csidrivers", "CustomResourceDefinition": "customresourcedefinitions", "ClusterRole": "clusterroles",
 	"ClusterRoleBinding": "clusterrolebindings", "Role": "roles", "RoleBinding": "rolebindings", "ServiceAccount": "serviceaccounts",
+	"NodeHealthCheck": "nodehealthchecks", "StorageFenceRemediationTemplate": "storagefenceremediationtemplates",
 }
 
 // apply creates the objects of a YAML stream, and their status; those of other
