@@ -25,7 +25,7 @@ import (
 
 const (
 	stormClients = 64
-	stormTime    = 6 * time.Second
+	stormTime    = 3 * time.Second
 	stormMost    = 3 * time.Minute // where calls are slow and few are made
 	answerWithin = 2 * time.Minute
 )

@@ -16,7 +16,6 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/kernelcall"
 	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/driver"
-	"github.com/cleatproject/cleat/test/example"
 	"github.com/cleatproject/cleat/test/sanity/specs"
 	"github.com/cleatproject/cleat/test/spdk/rig"
 	"github.com/cleatproject/cleat/test/testkit"
@@ -122,7 +121,7 @@ func start(t *testing.T, cleat string, d deployment) (controller, node string) {
 	if d.example {
 		dir := testkit.Dir(t)
 		testkit.Must(t, os.Mkdir(filepath.Join(dir, "share"), 0o700))
-		p := driver.Start(t, example.New(t).Build(t), dir, "csi", "--share", filepath.Join(dir, "share"), "--max-volumes", "8", "--node-id", "sanity-node", "--node-address", "192.0.2.1")
+		p := driver.Start(t, testkit.Build(t, testkit.Example), dir, "csi", "--share", filepath.Join(dir, "share"), "--max-volumes", "8", "--node-id", "sanity-node", "--node-address", "192.0.2.1")
 		t.Cleanup(func() { checkEmpty(t, filepath.Join(dir, "share")) })
 		return p.Socket, p.Socket
 	}

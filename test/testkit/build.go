@@ -21,8 +21,9 @@ import (
 const (
 	// Cleat is the package of the product's program.
 	Cleat = "./cmd/cleat"
-	// Suite is csi-sanity, a module of its own.
-	Suite = "./test/sanity/suite"
+	// Suite is csi-sanity, and Example a vendor's driver, each a module of its own.
+	Suite   = "./test/sanity/suite"
+	Example = "./examples/engine"
 )
 
 // Root returns the root of the source tree.
@@ -90,7 +91,7 @@ func build(ctx context.Context, program, pkg string, flags []string) error {
 		cgo = "CGO_ENABLED=1"
 	}
 	dir, built := root, pkg
-	if pkg == Suite {
+	if pkg == Suite || pkg == Example {
 		dir, built = filepath.Join(root, pkg), "."
 	}
 	// Without debugging information it links in half the time.

@@ -1,3 +1,5 @@
+// Package smoke boots real guests to test the harness: how they end, and in make
+// soak also what they can do, which the tests of other packages use.
 package smoke
 
 import (
@@ -12,11 +14,14 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // A guest that fails to boot returns an error with the reason.
 func TestBootFailureReportsItsReason(t *testing.T) {

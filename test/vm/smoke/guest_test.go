@@ -1,4 +1,5 @@
-// Package smoke boots real guests to test the harness.
+//go:build soak
+
 package smoke
 
 import (
@@ -13,14 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/image"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const mib = 1 << 20
 
