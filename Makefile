@@ -36,9 +36,9 @@ demo: ## install missing packages, build, and show volumes, fencing, DPU devices
 	$(GO) build -trimpath -ldflags '-s -w' -o bin/cleat-node-double ./sriov/plugin/plugintest/double
 	bin/cleat-demo $(DEMO_FLAGS)
 
-test: ## install missing packages and run every test that needs only this machine
+test: ## install missing packages and run every test that needs only this machine (PARTS='unit csi': some)
 	@scripts/need go root filesystems race fence ovs image site
-	scripts/test
+	scripts/test $(PARTS)
 
 test-ceph: ## install Ceph's packages and test its volumes in a cluster that the tests start
 	@scripts/need go root race ceph image
