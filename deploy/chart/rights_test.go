@@ -25,7 +25,7 @@ func TestTokens(t *testing.T) {
 	})
 	inContainers(t, func(t *testing.T, where string, w workload, c corev1.Container) {
 		stateInObject := slices.ContainsFunc(c.Args, func(arg string) bool { return strings.Contains(arg, "-state=configmap:") })
-		want := strings.HasPrefix(c.Name, "csi-") || stateInObject || slices.Contains([]string{"sriov-daemon/daemon", "csi-placement/placement", "takeover/takeover", "snapshot-controller/snapshot-controller"}, where) || hasBootLeases(c)
+		want := strings.HasPrefix(c.Name, "csi-") || stateInObject || slices.Contains([]string{"sriov-daemon/daemon", "csi-placement/placement", "takeover/takeover", "snapshot-controller/snapshot-controller"}, where) || hasBootLeases(c) || hasLease(c)
 		i := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == tokenDir })
 		if i >= 0 != want {
 			t.Errorf("%s has a token: %t, want %t", where, i >= 0, want)
@@ -63,6 +63,11 @@ func TestTokens(t *testing.T) {
 			t.Errorf("%s: %s has %v, read-only %t", where, m.MountPath, files, m.ReadOnly)
 		}
 	})
+}
+
+// hasLease reports whether a driver is one of several replicas.
+func hasLease(c corev1.Container) bool {
+	return slices.ContainsFunc(c.Args, func(arg string) bool { return strings.HasPrefix(arg, "--lease=storage/") })
 }
 
 func hasBootLeases(c corev1.Container) bool {

@@ -43,7 +43,7 @@ admission policy leaves to it alone. */}}
 {{- define "cleat.ceph.controller.mounts" -}}
 - {name: ceph-config, mountPath: /etc/ceph-csi-config, readOnly: true}
 - {name: ceph-secret, mountPath: /etc/cleat/ceph-secret, readOnly: true}
-{{- if include "cleat.bootReports" . }}
+{{- if or (include "cleat.bootReports" .) (include "cleat.controller.elects" .) }}
 {{ include "cleat.token.mount" . }}
 {{- end }}
 {{- end -}}

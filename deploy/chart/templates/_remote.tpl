@@ -46,6 +46,15 @@ the host's network. */}}
 {{- if and .Values.csi.enabled (not (include "cleat.spdk.credentials" .)) (not (include "cleat.spdk.account" .)) }}true{{ end -}}
 {{- end -}}
 
+{{/* Not empty if several replicas of the controller elect one by this Lease. */}}
+{{- define "cleat.controller.elects" -}}
+{{- if and (include "cleat.hasController" .) (gt (int .Values.csi.controller.replicaCount) 1) }}true{{ end -}}
+{{- end -}}
+
+{{- define "cleat.controller.lease" -}}
+{{- include "cleat.fullname" . }}-csi-controller
+{{- end -}}
+
 {{- define "cleat.hasController" -}}
 {{- if and .Values.csi.enabled (eq .Values.csi.mode "controller") (not (include "cleat.static" .)) (not (include "cleat.spdk.account" .)) }}true{{ end -}}
 {{- end -}}
@@ -92,6 +101,9 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
   args:
     {{- include "cleat.remote.args" (list . "controller") | nindent 4 }}
     {{- include (printf "%s.args" $part) . | nindent 4 }}
+    {{- if include "cleat.controller.elects" . }}
+    - --lease={{ .Release.Namespace }}/{{ include "cleat.controller.lease" . }}
+    {{- end }}
     - --metrics-address=:{{ .Values.csi.metricsPort }}
     {{- if or .Values.csi.addons.enabled (include "cleat.csi.listens" .) }}
     {{- include "cleat.csi.fencing" (list . "remote") | trim | nindent 4 }}

@@ -80,7 +80,10 @@
 # The boots that nodes report.
 - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [list]}
 {{- end }}
-{{- if not $credentials }}
+{{- if include "cleat.controller.elects" . }}
+# Election of the replica that serves, with its sidecars.
+{{ include "cleat.rules.leases" (list (include "cleat.controller.lease" .)) }}
+{{- else if not $credentials }}
 {{- /* As the sidecars sanitise it for the names of their leases. */}}
 {{- $lease := regexReplaceAll "[^a-zA-Z0-9-]" .Values.csi.driverName "-" }}
 {{- $leases := list (printf "external-resizer-%s" $lease) }}

@@ -3,6 +3,8 @@ with the name in the values and, if it differs, "container" */}}
 {{- define "cleat.sidecar" -}}
 {{- $of := index .root.Values.sidecars .name -}}
 {{- $credentials := include "cleat.spdk.credentials" .root -}}
+{{- /* The driver elects for them: they wait for its socket, and end with it. */}}
+{{- $elected := include "cleat.controller.elects" .root -}}
 - name: csi-{{ default .name .container }}
   image: {{ include "cleat.reference" (list .root $of "") }}
   imagePullPolicy: {{ $of.pullPolicy }}
@@ -20,8 +22,10 @@ with the name in the values and, if it differs, "container" */}}
     - --kube-api-capacity-burst=20
     {{- end }}
     {{- if .healthPort }}
+    {{- if not $elected }}
     - --leader-election
     - --leader-election-namespace=$(NAMESPACE)
+    {{- end }}
     - --http-endpoint=:{{ .healthPort }}
     {{- end }}
     {{- with $of.extraArgs }}
@@ -40,7 +44,7 @@ with the name in the values and, if it differs, "container" */}}
     {{- end }}
   # Root without capabilities: only root can use the driver's socket.
   {{- include "cleat.rootWithoutCapabilities" .root | nindent 2 }}
-  {{- if .healthPort }}
+  {{- if and .healthPort (not $elected) }}
   livenessProbe:
     httpGet: {path: /healthz/leader-election, port: {{ .healthPort }}}
     {{- toYaml .root.Values.sidecars.livenessProbe | nindent 4 }}
