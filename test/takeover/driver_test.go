@@ -3,6 +3,7 @@ package takeover
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"path/filepath"
 	"sync"
@@ -58,12 +59,13 @@ backends:
 }
 
 // flags are those of the chart for a controller, whose state is in the API server.
-func (s *driverSite) flags() []string {
-	f := s.authority.Files(s.t, nil, "127.0.0.1")
+func (s *driverSite) flags(listen string) []string {
+	host, _, _ := net.SplitHostPort(listen)
+	f := s.authority.Files(s.t, nil, host)
 	return []string{
 		"--engine", "spdk", "--services", "controller", "--driver-name", "net.example.com", "--cluster-id", nvmeCluster, "--node-id", "controller",
 		"--spdk-config", s.target.Config, "--spdk-state", "configmap:" + namespace + "/" + s.name, "--spdk-kubeconfig", testkit.Value(api.Kubeconfig(""))(s.t),
-		"--fence-listen", s.endpoint, "--fence-tls-cert", f.Cert, "--fence-tls-key", f.Key, "--fence-tls-ca", f.CA, "--fence-check-interval", "200ms", "--log-format", "text",
+		"--fence-listen", listen, "--fence-tls-cert", f.Cert, "--fence-tls-key", f.Key, "--fence-tls-ca", f.CA, "--fence-check-interval", "200ms", "--log-format", "text",
 	}
 }
 
@@ -159,7 +161,7 @@ func (h *host) seen() time.Time {
 // node when its attacher is called, and the fence is lifted after the reboot.
 func TestControllerOfSPDK(t *testing.T) {
 	s := newDriverSite(t)
-	p := driver.Start(t, cleat, s.dir, "controller", s.flags()...)
+	p := driver.Start(t, cleat, s.dir, "controller", s.flags(s.endpoint)...)
 	c := csi.NewControllerClient(p.Conn)
 	s.create(c)
 	testkit.Must(t, s.publish(c, "lost"))
