@@ -90,6 +90,9 @@ func TestElection(t *testing.T) {
 	if ready, err := probe(); ready || err != nil {
 		t.Errorf("sidecars do not wait: ready %t, %v", ready, err)
 	}
+	if info, err := spec.NewIdentityClient(testkit.Dial(t, socket)).GetPluginInfo(ctx, &spec.GetPluginInfoRequest{}); err != nil || info.GetName() != "csi.acme.example" {
+		t.Errorf("GetPluginInfo, before Probe: %v, %v", info, err)
+	}
 	a, err := identity.NewIdentityClient(testkit.Dial(t, addons)).Probe(ctx, &identity.ProbeRequest{})
 	if err != nil || a.GetReady() == nil || a.GetReady().GetValue() {
 		t.Errorf("the sidecar of CSI-Addons does not wait: %v, %v", a, err)

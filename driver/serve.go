@@ -258,9 +258,7 @@ func (a admission) Enter(ctx context.Context, c volume.Client) (leave func(), er
 }
 
 func (d *driver) register(r grpc.ServiceRegistrar) error {
-	spec.RegisterIdentityServer(r, &csi.Identity{
-		Name: d.driverName, Version: d.program.Version, Engine: d.engine.Name, Abilities: d.engine.Abilities(), Deployment: d.process.Deployment,
-	})
+	spec.RegisterIdentityServer(r, d.identity())
 	if d.process.Deployment.Services.Controller {
 		csi.NewController(csi.ControllerConfig{
 			Backend: d.backend, Deployment: d.process.Deployment, Operations: d.operations, Grants: d.ledger,
@@ -270,6 +268,12 @@ func (d *driver) register(r grpc.ServiceRegistrar) error {
 		spec.RegisterNodeServer(r, d.node)
 	}
 	return nil
+}
+
+func (d *driver) identity() *csi.Identity {
+	return &csi.Identity{
+		Name: d.driverName, Version: d.program.Version, Engine: d.engine.Name, Abilities: d.engine.Abilities(), Deployment: d.process.Deployment,
+	}
 }
 
 // fenceOffer announces fencing only if a fence reaches every process that can

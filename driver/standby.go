@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/unixsock"
@@ -29,7 +30,7 @@ type standby struct {
 func (b *standby) start(ctx context.Context, d *driver) error {
 	l, err := d.ListenEndpoint(ctx)
 	if err == nil {
-		err = b.serve(ctx, d, l, func(r grpc.ServiceRegistrar) { spec.RegisterIdentityServer(r, notReady{}) })
+		err = b.serve(ctx, d, l, func(r grpc.ServiceRegistrar) { spec.RegisterIdentityServer(r, notReady{d.identity()}) })
 	}
 	if err != nil || d.addonsEndpoint == "" {
 		return err
@@ -64,9 +65,9 @@ func (b *standby) stop(ctx context.Context) error {
 	return errors.Join(all, b.serving.Wait())
 }
 
-type notReady struct {
-	spec.UnimplementedIdentityServer
-}
+// notReady has the rest of Identity, since csi-snapshotter asks for the name before it
+// calls Probe.
+type notReady struct{ *csi.Identity }
 
 // Probe implements csi.v1.Identity.
 func (notReady) Probe(context.Context, *spec.ProbeRequest) (*spec.ProbeResponse, error) {
