@@ -231,6 +231,7 @@ func (c *Controller) readBack(ctx context.Context, o *observation, name string, 
 	back := &plan.ReadBack{Backend: name, Intent: intent.Digest, At: time.Now()}
 	found, err := backend.ReadBack(ctx, o.Remediation.UID, intent.Targets[at].Addresses)
 	back.Held, back.Recorded, back.Evidence = found.Held, found.Recorded, found.Evidence
+	back.FenceBlocked, back.UnfenceBlocked = found.FenceBlocked, found.UnfenceBlocked
 	if err != nil {
 		back.Err = err.Error()
 	}
@@ -245,6 +246,10 @@ func (o *observation) addRecorded(backend string, c Client) {
 		for _, a := range c.Addresses {
 			o.protect(a, fmt.Sprintf("client %s of backend %s", c.Node, backend))
 		}
+		return
+	}
+	if c.Reported {
+		o.addClient(plan.Client{Machine: c.Node, Source: plan.FromReport, Backend: backend, Addresses: c.Addresses, Rejected: c.Rejected})
 		return
 	}
 	o.addClient(plan.Client{Machine: c.Node, Source: plan.FromGrant, Backend: backend, Addresses: slices.Concat(c.Addresses, c.Former)})

@@ -187,6 +187,8 @@ func TestClientsOfNode(t *testing.T) {
 	addr := netip.MustParseAddr
 	b := backend{clients: []Client{
 		{Node: "lost", Addresses: []netip.Addr{addr("10.1.0.7")}, Former: []netip.Addr{addr("10.1.0.6")}},
+		{Node: "lost", Addresses: []netip.Addr{addr("10.1.0.5")}, Reported: true, Rejected: []string{"10.1.0.0/24"}},
+		{Node: "other", Addresses: []netip.Addr{addr("10.1.0.4")}, Reported: true},
 		{Node: "dpu-1", Addresses: []netip.Addr{addr("10.1.0.8")}},
 		{Node: "other", Addresses: []netip.Addr{addr("10.1.0.9")}, Former: []netip.Addr{addr("10.1.0.7")}},
 	}}
@@ -206,10 +208,10 @@ func TestClientsOfNode(t *testing.T) {
 		got[c.Machine+" "+string(c.Source)] = strings.Join(append(texts, c.Rejected...), " ")
 	}
 	testkit.Diff(t, "clients", map[string]string{
-		"lost node": "10.0.0.7 here", "lost grant": "10.1.0.6 10.1.0.7", "lost storage network": "10.2.0.7", "dpu-1 grant": "10.1.0.8",
+		"lost node": "10.0.0.7 here", "lost grant": "10.1.0.6 10.1.0.7", "lost storage network": "10.2.0.7", "lost report": "10.1.0.5 10.1.0.0/24", "dpu-1 grant": "10.1.0.8",
 	}, got)
 	for address, want := range map[string]bool{
-		"10.0.0.8": true, "10.1.0.9": true, "10.2.0.8": true, "10.0.0.1": true, "10.0.0.100": true, "10.3.0.9": true,
+		"10.0.0.8": true, "10.1.0.9": true, "10.1.0.4": true, "10.2.0.8": true, "10.0.0.1": true, "10.0.0.100": true, "10.3.0.9": true,
 		"10.0.0.7": false, "10.1.0.7": false, "10.1.0.6": false, "10.1.0.8": false, "10.2.0.7": false,
 	} {
 		if isProtected(o, address) != want {
@@ -238,6 +240,7 @@ func TestParseCoverage(t *testing.T) {
 		"drivers: [{driver: a, local: true}, {driver: a}]":                    "two rules",
 		withBackend + "drivers: [{driver: a, local: true, backend: storage}]": "mutually exclusive",
 		"backends: [{name: a}]":                                               "required",
+		"backends: [{name: a, endpoint: b, networkFenceClass: c}]":            "required",
 		"backends: [{name: a, endpoint: b}, {name: a, endpoint: c}]":          "two backends",
 		"protected: [{block: 10.0.0}]":                                        "10.0.0",
 		"maxConcurrent: -1":                                                   "negative",

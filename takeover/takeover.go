@@ -39,13 +39,20 @@ type Fences struct {
 	Held     []netip.Addr // proved to be in force
 	Recorded []netip.Addr // in any phase; all of Held
 	Evidence []string     // what was read
+	// What an administrator has to do before a fence holds, or before it is lifted,
+	// where fences of others are in the way.
+	FenceBlocked, UnfenceBlocked string
 }
 
-// Client is a client that a backend has recorded.
+// Client is a client that a backend has recorded, or that the node itself reports.
 type Client struct {
 	Node      string
 	Addresses []netip.Addr // as last seen
 	Former    []netip.Addr // before; no other client has them
+	// Reported by a process of the node: more addresses to fence, and no proof that
+	// these are all.
+	Reported bool
+	Rejected []string // reported texts that are no single address
 }
 
 // Coverage is the configuration file: which backend fences what.
@@ -79,11 +86,13 @@ type DriverRule struct {
 	Local bool `json:"local,omitempty"`
 }
 
-// BackendConfig is a fence service of cleat.
+// BackendConfig is a fence service of cleat, or a driver that CSI-Addons asks.
 type BackendConfig struct {
 	Name string `json:"name"`
-	// Endpoint is HOST:PORT with mutual TLS, or a UNIX socket.
-	Endpoint string `json:"endpoint"`
+	// Endpoint of the service is HOST:PORT with mutual TLS, or a UNIX socket.
+	Endpoint string `json:"endpoint,omitempty"`
+	// NetworkFenceClass names the class of the driver, instead of Endpoint.
+	NetworkFenceClass string `json:"networkFenceClass,omitempty"`
 	// NodeAddresses: clients use the addresses of the Node object, as behind a packet
 	// filter, which records no clients.
 	NodeAddresses bool `json:"nodeAddresses,omitempty"`
@@ -104,8 +113,8 @@ func ParseCoverage(text []byte) (Coverage, error) {
 	backends, rules := map[string]bool{}, map[string]bool{}
 	for _, b := range c.Backends {
 		switch {
-		case b.Name == "" || b.Endpoint == "":
-			return c, errs.Errorf(errs.Invalid, "backend %q: name and endpoint are required", b.Name)
+		case b.Name == "" || (b.Endpoint == "") == (b.NetworkFenceClass == ""):
+			return c, errs.Errorf(errs.Invalid, "backend %q: name, and either endpoint or networkFenceClass, are required", b.Name)
 		case backends[b.Name]:
 			return c, errs.Errorf(errs.Invalid, "two backends have the name %q", b.Name)
 		}

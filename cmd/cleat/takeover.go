@@ -67,8 +67,9 @@ confirms that it is off (cleat takeover release). Nothing but the status of the
 object and the storage has state: the process can be killed at any point. Several
 replicas elect one.
 
---coverage says which fence service of cleat fences the volumes of which driver; other
-drivers block a takeover. docs/takeover.md has the file.`,
+--coverage says which fence service of cleat, or which NetworkFenceClass of CSI-Addons,
+fences the volumes of which driver; other drivers block a takeover. docs/takeover.md has
+the file.`,
 		Example: `  cleat takeover --coverage /etc/cleat/takeover/coverage.yaml --tls-cert a.pem --tls-key a.key --tls-ca ca.pem
   cleat takeover start node-7
   kubectl -n cleat-system exec deploy/cleat-takeover -- cleat takeover show node-7
@@ -113,7 +114,7 @@ func (s *takeoverServer) Assemble(context.Context) error {
 	if err != nil {
 		return err
 	}
-	backends, closeAll, err := openBackends(coverage.Backends, s.tls)
+	backends, closeAll, err := openBackends(client, coverage.Backends, s.tls)
 	if err != nil {
 		return err
 	}

@@ -8,12 +8,15 @@ import (
 	"net/netip"
 	"strings"
 
+	"k8s.io/client-go/dynamic"
+
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/client"
 	"github.com/cleatproject/cleat/fence/endpoint"
 	"github.com/cleatproject/cleat/fence/request"
 	"github.com/cleatproject/cleat/internal/mutualtls"
 	"github.com/cleatproject/cleat/takeover"
+	"github.com/cleatproject/cleat/takeover/networkfence"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -27,7 +30,7 @@ type fenceBackend struct {
 }
 
 // openBackends connects on demand: a backend can be down.
-func openBackends(all []takeover.BackendConfig, tls mutualtls.Files) (backends map[string]takeover.Backend, closeAll func(context.Context) error, err error) {
+func openBackends(kube dynamic.Interface, all []takeover.BackendConfig, tls mutualtls.Files) (backends map[string]takeover.Backend, closeAll func(context.Context) error, err error) {
 	backends = map[string]takeover.Backend{}
 	var opened []*client.Client
 	closeAll = func(context.Context) error {
@@ -38,6 +41,10 @@ func openBackends(all []takeover.BackendConfig, tls mutualtls.Files) (backends m
 		return errors.Join(failed...)
 	}
 	for _, b := range all {
+		if b.NetworkFenceClass != "" {
+			backends[b.Name] = networkfence.Backend{Client: kube, Name: b.Name, Class: b.NetworkFenceClass}
+			continue
+		}
 		target := client.Target{Endpoint: b.Endpoint}
 		host := ""
 		if !endpoint.IsUnix(b.Endpoint) {

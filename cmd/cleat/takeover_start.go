@@ -146,7 +146,7 @@ The exit code is 0 only if there is a certificate and all its fences were read b
 				return errs.Errorf(errs.NotFound, "node %s has no %s in namespace %s", args[0], takeover.Kind, q.namespace)
 			}
 			for _, r := range found {
-				readings, readErr := f.readBack(ctx, r)
+				readings, readErr := f.readBack(ctx, client, r)
 				document := struct {
 					*takeover.Remediation
 					Now []backendReading `json:"now,omitempty"`
@@ -161,7 +161,7 @@ The exit code is 0 only if there is a certificate and all its fences were read b
 
 // readBack asks the backends of the certificate. Without one, or without
 // --coverage, the error says that nothing was read back.
-func (f *coverageFlags) readBack(ctx context.Context, r *takeover.Remediation) (readings []backendReading, err error) {
+func (f *coverageFlags) readBack(ctx context.Context, kube dynamic.Interface, r *takeover.Remediation) (readings []backendReading, err error) {
 	s := r.Status
 	switch {
 	case s.Certificate == nil || s.Intent == nil:
@@ -176,7 +176,7 @@ func (f *coverageFlags) readBack(ctx context.Context, r *takeover.Remediation) (
 	if err != nil {
 		return nil, err
 	}
-	backends, closeAll, err := openBackends(coverage.Backends, f.tls)
+	backends, closeAll, err := openBackends(kube, coverage.Backends, f.tls)
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +188,7 @@ func (f *coverageFlags) readBack(ctx context.Context, r *takeover.Remediation) (
 		} else if now, err := b.ReadBack(ctx, string(r.UID), p.Addresses); err != nil {
 			reading.Error = err.Error()
 		} else {
-			reading.Evidence = now.Evidence
+			reading.Evidence, reading.Error = now.Evidence, now.FenceBlocked
 			for _, a := range p.Addresses {
 				if !slices.Contains(now.Held, a) {
 					reading.Missing = append(reading.Missing, a.String())

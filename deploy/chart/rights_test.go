@@ -7,6 +7,7 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 )
 
 const tokenDir = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -113,6 +114,25 @@ func TestAdmissionPolicies(t *testing.T) {
 		}
 		if !slices.Equal(got, want) || len(bound) > 0 {
 			t.Errorf("policies for %v, want %v, bindings without a policy %v, with\n%s", got, want, bound, values)
+		}
+	}
+}
+
+// The controller of lost nodes has rights on NetworkFences only if a backend
+// fences by them.
+func TestTakeoverRights(t *testing.T) {
+	for backends, want := range map[string]bool{
+		"[{name: a, endpoint: 'a:1'}]":                                     false,
+		"[{name: a, endpoint: 'a:1'}, {name: b, networkFenceClass: rook}]": true,
+	} {
+		has := false
+		for _, r := range of[rbacv1.ClusterRole](render(t, release{values: "takeover: {enabled: true, coverage: {backends: " + backends + "}}"})) {
+			for _, rule := range r.Rules {
+				has = has || strings.HasSuffix(r.Name, "-takeover") && slices.Contains(rule.APIGroups, "csiaddons.openshift.io")
+			}
+		}
+		if has != want {
+			t.Errorf("%s: rights on NetworkFences %t", backends, has)
 		}
 	}
 }

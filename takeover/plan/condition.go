@@ -22,6 +22,7 @@ const (
 	ReasonTakenOver        = "TakenOver"
 	ReasonReleasing        = "Releasing"
 	ReasonReleased         = "Released"
+	ReasonOtherFence       = "OtherFence" // Blocked too
 
 	// Of condition Blocked.
 	ReasonSourceUnavailable   = "SourceUnavailable"
@@ -48,9 +49,9 @@ func (o Observation) proceed(s Status, reason, message string, actions ...Action
 	return Step{o.with(s, outcome{"True", "False", ""}, reason, message), actions}
 }
 
-// block: an administrator has to do something.
-func (o Observation) block(s Status, reason, message string) Step {
-	return Step{Status: o.with(s, outcome{"True", "True", ""}, reason, message)}
+// block: an administrator has to do something; actions do what is possible before.
+func (o Observation) block(s Status, reason, message string, actions ...Action) Step {
+	return Step{o.with(s, outcome{"True", "True", ""}, reason, message), actions}
 }
 
 // pause: nothing is done for now.

@@ -56,9 +56,12 @@ func (o Observation) takeOver() Step {
 		s.Intent, s.Certificate = o.intent(), nil
 		return o.proceed(s, ReasonFencing, "")
 	}
-	proofs, fences, missing := o.proofs()
+	proofs, fences, missing, blocked := o.proofs()
 	if len(fences) > 0 {
 		s.Certificate = nil
+		if len(blocked) > 0 {
+			return o.block(s, ReasonOtherFence, strings.Join(blocked, "; "), fences...)
+		}
 		return o.proceed(s, ReasonFencing, strings.Join(missing, "; "), fences...)
 	}
 	if s.Certificate == nil {
@@ -94,9 +97,12 @@ func (o Observation) evict(s Status) Step {
 func (o Observation) release() Step {
 	s := o.Remediation.Status
 	var unfence []Action
-	var missing []string
+	var missing, blocked []string
 	for _, t := range s.Intent.Targets {
 		switch read, found := o.readBack(t.Backend); {
+		case read.UnfenceBlocked != "":
+			blocked = append(blocked, t.Backend+": "+read.UnfenceBlocked)
+			unfence = append(unfence, Unfence(t))
 		case !found:
 			missing = append(missing, t.Backend+": not configured any more, so that its fence cannot be lifted")
 		case read.Err != "":
@@ -107,6 +113,8 @@ func (o Observation) release() Step {
 		}
 	}
 	switch leave, needed := o.leaveNode(); {
+	case len(blocked) > 0:
+		return o.block(s, ReasonOtherFence, strings.Join(append(blocked, missing...), "; "), unfence...)
 	case len(unfence)+len(missing) > 0:
 		return o.proceed(s, ReasonReleasing, strings.Join(missing, "; "), unfence...)
 	case needed:
@@ -170,8 +178,8 @@ func (o Observation) isTainted() bool {
 }
 
 // proofs compares the read-backs with the intent: proofs of all targets, or the
-// fences to ask for again, with what is missing.
-func (o Observation) proofs() (proofs []Proof, fences []Action, missing []string) {
+// fences to ask for again, with what is missing, and what an administrator has to do.
+func (o Observation) proofs() (proofs []Proof, fences []Action, missing, blocked []string) {
 	intent := o.Remediation.Status.Intent
 	for _, t := range intent.Targets {
 		read, found := o.readBack(t.Backend)
@@ -183,8 +191,11 @@ func (o Observation) proofs() (proofs []Proof, fences []Action, missing []string
 		if read.Err != "" {
 			missing = append(missing, t.Backend+": "+read.Err)
 		}
+		if read.FenceBlocked != "" {
+			blocked = append(blocked, t.Backend+": "+read.FenceBlocked)
+		}
 	}
-	return proofs, fences, missing
+	return proofs, fences, missing, blocked
 }
 
 func (o Observation) readBack(backend string) (ReadBack, bool) {

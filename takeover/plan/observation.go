@@ -134,4 +134,7 @@ type ReadBack struct {
 	Evidence []string     // what was read, such as ports, processes, method
 	At       time.Time    // when the read began
 	Err      string       // why the answer is missing or incomplete
+	// What an administrator has to do before a fence holds, or before it is lifted,
+	// where fences of others are in the way.
+	FenceBlocked, UnfenceBlocked string
 }

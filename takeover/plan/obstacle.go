@@ -120,11 +120,12 @@ func (o Observation) neededBackends() (all []string) {
 }
 
 // hasClient: the addresses that the node uses for a backend are recorded. Those
-// of the Node object count only where the configuration says so.
+// of the Node object count only where the configuration says so, those that a
+// process of the node reports never do: it can omit what it writes from.
 func (o Observation) hasClient(backend string) bool {
 	nodeAddresses := o.backend(backend).NodeAddresses
 	return slices.ContainsFunc(o.Remediation.Status.Record.Clients, func(c Client) bool {
-		return len(c.Addresses) > 0 && (c.Backend == backend || c.Backend == "") && (c.Source != FromNode || nodeAddresses)
+		return len(c.Addresses) > 0 && (c.Backend == backend || c.Backend == "") && c.Source != FromReport && (c.Source != FromNode || nodeAddresses)
 	})
 }
 

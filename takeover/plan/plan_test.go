@@ -221,6 +221,7 @@ func TestObstacles(t *testing.T) {
 		{"loopback", ReasonAddressRejected, "127.0.0.1", clients(func(c *Client) { c.Addresses = []netip.Addr{netip.MustParseAddr("127.0.0.1")} })},
 		{"4in6", ReasonAddressRejected, "::ffff", clients(func(c *Client) { c.Addresses = []netip.Addr{netip.MustParseAddr("::ffff:192.0.2.7")} })},
 		{"no record", ReasonNoClientRecord, "ceph", clients(func(c *Client) { c.Source = FromNode })},
+		{"report of the node only", ReasonNoClientRecord, "ceph", clients(func(c *Client) { c.Source = FromReport })},
 		{"no address", ReasonNoClientRecord, "ceph", clients(func(c *Client) { c.Addresses = nil })},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -437,6 +438,27 @@ func TestNewFacts(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Fences of others hold a takeover or a release with a condition, and the backend
+// is asked all the same: it can withdraw a fence that is no proof any more.
+func TestOtherFences(t *testing.T) {
+	o := lost()
+	until(t, &o, intended)
+	o.ReadBacks = []ReadBack{{Backend: "ceph", Intent: o.Remediation.Status.Intent.Digest, FenceBlocked: "unfenced by another"}}
+	blocked := func(action, message string) {
+		t.Helper()
+		step := Next(o)
+		c := step.Status.condition(Blocked)
+		if got := kinds(step.Actions); !cmp.Equal(got, []string{action}) || c.Status != "True" || c.Reason != ReasonOtherFence || !strings.Contains(c.Message, message) || step.Status.Certificate != nil {
+			t.Errorf("actions %v, condition %+v", got, c)
+		}
+	}
+	blocked("Fence", "ceph: unfenced by another")
+	o.Node.Machine.BootID = "boot-2"
+	o.Remediation.Status = Next(o).Status
+	o.ReadBacks[0] = ReadBack{Backend: "ceph", Recorded: []netip.Addr{address}, UnfenceBlocked: "fenced by another"}
+	blocked("Unfence", "ceph: fenced by another")
 }
 
 // An administrator's cordon and taint stay.

@@ -85,6 +85,7 @@ const (
 	FromGrant          Source = "grant"           // recorded when a volume was granted
 	FromStorageNetwork Source = "storage network" // configuration
 	FromNode           Source = "node"            // addresses of the Node object
+	FromReport         Source = "report"          // of a process on the node, such as the sidecar of CSI-Addons
 )
 
 // Client is a client of the storage as one source has it. Slices are sorted.

@@ -42,6 +42,7 @@ var rules = []struct {
 	{"kubelet/...", []string{"kubelet/...", "api/...", "internal/..."}},
 	{"takeover/plan", nil},
 	{"takeover", []string{"takeover/plan", "internal/..."}},
+	{"takeover/networkfence", []string{"takeover", "internal/..."}},
 	{"cmd/...", []string{"..."}},
 	{"demo/...", []string{"demo/...", "csi/client", "fence/client", "dpu/client", "dpu/request", "sriov/control", "sriov/gate", "kubelet/...", "spdk", "api/...", "volume/...", "internal/...", "test/..."}},
 	{"diagnosis/...", []string{"docs", "internal/..."}},

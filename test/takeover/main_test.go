@@ -34,7 +34,7 @@ var (
 func TestMain(m *testing.M) {
 	kernelcall.Main()
 	if !rig.IsRole() {
-		if code, isInside := apiserver.Isolate(context.Background(), "helm"); !isInside {
+		if code, isInside := apiserver.Isolate(context.Background(), "helm", "csi-addons-manager", "csi-addons-sidecar"); !isInside {
 			os.Exit(code)
 		}
 	}
@@ -72,7 +72,7 @@ func install(ctx context.Context) error {
 		return err
 	}
 	helm := exec.CommandContext(ctx, apiserver.Program("helm"), "template", "cleat", filepath.Join(root, "deploy/chart"), "--namespace", namespace,
-		"--kube-version", "1.36.0", "--set", "csi.enabled=false,takeover.enabled=true")
+		"--kube-version", "1.36.0", "--set", "csi.enabled=false,takeover.enabled=true", "--set", "takeover.coverage.backends[0].networkFenceClass=any")
 	text, err := helm.CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("helm template: %w: %s", err, text)

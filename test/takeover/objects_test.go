@@ -22,7 +22,7 @@ import (
 // resourceOf has the resources of the kinds that tests create.
 var resourceOf = map[string]string{
 	"Namespace": "namespaces", "Node": "nodes", "Pod": "pods", "PersistentVolume": "persistentvolumes", "PersistentVolumeClaim": "persistentvolumeclaims",
-	"VolumeAttachment": "volumeattachments", "CSIDriver": "csidrivers", "CustomResourceDefinition": "customresourcedefinitions", "ClusterRole": "clusterroles",
+	"VolumeAttachment": "volumeattachments", "CSIDriver": "csidrivers", "NetworkFenceClass": "networkfenceclasses", "Secret": "secrets", "CustomResourceDefinition": "customresourcedefinitions", "ClusterRole": "clusterroles",
 	"ClusterRoleBinding": "clusterrolebindings", "Role": "roles", "RoleBinding": "rolebindings", "ServiceAccount": "serviceaccounts",
 	"NodeHealthCheck": "nodehealthchecks", "StorageFenceRemediationTemplate": "storagefenceremediationtemplates",
 }

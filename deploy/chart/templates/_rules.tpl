@@ -131,6 +131,15 @@
 - {apiGroups: [storage.k8s.io], resources: [csidrivers], verbs: [get]}
 # The addresses of the API server, which are never fenced.
 - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [get], resourceNames: [kubernetes]}
+{{- $byDriver := false }}
+{{- range .Values.takeover.coverage.backends }}
+{{- if .networkFenceClass }}{{ $byDriver = true }}{{ end }}
+{{- end }}
+{{- if $byDriver }}
+# Fences by CSI drivers. Those of others are read, and never changed.
+- {apiGroups: [csiaddons.openshift.io], resources: [networkfences], verbs: [get, list, create, update, delete]}
+- {apiGroups: [csiaddons.openshift.io], resources: [networkfenceclasses, csiaddonsnodes], verbs: [list]}
+{{- end }}
 {{- end -}}
 
 {{/* The same, in the release's namespace. */}}

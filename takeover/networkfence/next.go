@@ -1,0 +1,283 @@
+// Package networkfence is a backend of takeovers that lets a CSI driver fence, by
+// NetworkFence objects of CSI-Addons.
+//
+// CSI-Addons has no owners of fences: an unfence lifts an address that others
+// fenced too, and its manager repeats every object when it starts. A result has no
+// generation that it is for. So each operation is one new object, whose spec is
+// never changed: its result is that of its spec if its generation is 1. A finalizer
+// keeps the objects of a remediation until their fences are lifted, since a
+// deleted NetworkFence lifts nothing.
+package networkfence
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/cleatproject/cleat/errs"
+)
+
+// Object is what decisions need of a NetworkFence of the driver.
+type Object struct {
+	Name    string
+	Version string // resourceVersion
+	Number  int    // of the remediation's objects at this backend, from 1; 0: of others
+	Cleat   bool   // of another remediation
+	// Foreign: it has a name of this remediation, and not its label.
+	Foreign bool
+	Fenced  bool // spec.fenceState: Fenced, or Unfenced
+	Blocks  []netip.Prefix
+	// Changed says how the spec differs from what was created; only with Number.
+	Changed  string
+	Deleting bool
+	// Void: cleat deleted it. One that a user deletes is as fenced as before.
+	Void     bool
+	Pending  bool // CSI-Addons has its finalizer: it can work for the object
+	Result   string
+	Message  string
+	Evidence string // what identifies the object and its class
+}
+
+const succeeded = "Succeeded"
+
+// ChangeKind is a kind of Change.
+type ChangeKind int
+
+// Kinds of changes.
+const (
+	Create ChangeKind = iota // Number, Fenced and Blocks
+	Delete                   // Name: make it void and delete it; our finalizer keeps it
+	Drop                     // Name: delete it and our finalizer, if it has the Version
+)
+
+// Change is one write.
+type Change struct {
+	Kind    ChangeKind
+	Name    string
+	Version string
+	Number  int
+	Fenced  bool
+	Blocks  []netip.Prefix
+}
+
+// State is what the objects say of the fences of a remediation.
+type State struct {
+	Recorded []netip.Addr // of all of its objects
+	Held     bool         // all of the addresses
+	Evidence string
+	Missing  string // why they are not held, or not lifted yet
+	// What an administrator has to do with objects of others before a fence holds, or
+	// before it is lifted.
+	FenceBlocked, UnfenceBlocked string
+}
+
+// Read says whether addresses are fenced for the remediation.
+func Read(all []Object, addresses []netip.Addr) State {
+	s := State{UnfenceBlocked: blocker(all)}
+	for _, o := range all {
+		for _, b := range o.Blocks {
+			if (o.Number > 0 || o.Foreign) && !slices.Contains(s.Recorded, b.Addr()) {
+				s.Recorded = append(s.Recorded, b.Addr())
+			}
+		}
+	}
+	slices.SortFunc(s.Recorded, netip.Addr.Compare)
+	if text := foreign(all); text != "" {
+		s.FenceBlocked, s.UnfenceBlocked = text, text
+		return s
+	}
+	if text, isCleat := contrary(all, addresses); isCleat {
+		s.Missing = text
+		return s
+	} else if text != "" {
+		s.FenceBlocked = text
+		return s
+	}
+	newest, found := alive(all, func(o Object) bool { return o.isUnfence() || o.isProof(addresses) })
+	switch {
+	case !found:
+		s.Missing = pending(all)
+	case newest.Result != succeeded:
+		s.Missing = unfinished(newest)
+	case newest.Fenced:
+		s.Held, s.Evidence = true, newest.Evidence
+	}
+	return s
+}
+
+// FenceChanges returns the next writes of a fence of addresses, none if its result
+// is waited for. The error is what prevents the fence; the writes are made all the same.
+func FenceChanges(all []Object, addresses []netip.Addr) ([]Change, error) {
+	if text := foreign(all); text != "" {
+		return nil, errs.Errorf(errs.Precondition, "%s", text)
+	}
+	text, _ := contrary(all, addresses)
+	var changes []Change
+	for _, o := range all { // what can be lifted, or can lift, proves nothing later
+		if o.Number > 0 && !o.isDeleted() && (o.Void || !o.Deleting && (text != "" || o.Changed != "" || !o.Fenced)) {
+			changes = append(changes, Change{Kind: Delete, Name: o.Name})
+		}
+	}
+	if text != "" {
+		return changes, errs.Errorf(errs.Precondition, "%s", text)
+	}
+	if _, found := alive(all, func(o Object) bool { return o.isProof(addresses) }); found || len(changes) > 0 {
+		return changes, nil
+	}
+	if text := pending(all); text != "" {
+		return nil, errs.Errorf(errs.Unavailable, "%s", text)
+	}
+	return create(all, true, addresses)
+}
+
+// UnfenceChanges returns the next writes that lift all fences of the remediation.
+// All of its objects are deleted, then one unfences, which is deleted too: while
+// CSI-Addons can work for it, another remediation must not fence.
+func UnfenceChanges(all []Object) ([]Change, error) {
+	if text := foreign(all) + blocker(all); text != "" {
+		return nil, errs.Errorf(errs.Precondition, "%s", text)
+	}
+	var changes, drops []Change
+	var newest Object
+	for _, o := range all {
+		switch {
+		case o.Number == 0:
+			continue
+		case o.isDeleted():
+			drops = append(drops, Change{Kind: Drop, Name: o.Name, Version: o.Version})
+		case !o.isUnfence() || o.Result == succeeded || o.Deleting || o.Void:
+			changes = append(changes, Change{Kind: Delete, Name: o.Name})
+		}
+		if o.Number > newest.Number {
+			newest = o
+		}
+	}
+	switch text := pending(all); {
+	case len(changes) > 0:
+		return changes, nil
+	case text != "":
+		return nil, errs.Errorf(errs.Unavailable, "%s", text)
+	case newest.Number == 0:
+		return nil, nil
+	case newest.isUnfence() && !newest.isDeleted() && newest.Result != succeeded:
+		return nil, errs.Errorf(errs.Unavailable, "%s", unfinished(newest))
+	case !newest.isUnfence() || newest.Result != succeeded:
+		return create(all, false, Read(all, nil).Recorded)
+	}
+	last := slices.IndexFunc(drops, func(c Change) bool { return c.Name == newest.Name }) // it has the proof
+	return append(slices.Delete(slices.Clone(drops), last, last+1), drops[last]), nil
+}
+
+// create stops when others change every object, as another release of CSI-Addons
+// could, and not only a user.
+func create(all []Object, fenced bool, addresses []netip.Addr) ([]Change, error) {
+	const most = 20
+	number := next(all)
+	if number > most {
+		return nil, errs.Errorf(errs.Precondition, "%d NetworkFences of this remediation were deleted or changed by others, so that their results prove nothing: find out what changes them", most)
+	}
+	return []Change{{Kind: Create, Number: number, Fenced: fenced, Blocks: blocksOf(addresses)}}, nil
+}
+
+func (o Object) isUnfence() bool { return !o.Fenced && o.Changed == "" }
+
+func (o Object) isDeleted() bool { return o.Deleting && o.Void }
+
+func (o Object) isProof(addresses []netip.Addr) bool {
+	return o.Fenced && o.Changed == "" && !slices.ContainsFunc(addresses, func(a netip.Addr) bool { return !slices.Contains(o.Blocks, single(a)) })
+}
+
+// alive returns the newest object of the remediation that is not deleted.
+func alive(all []Object, is func(Object) bool) (newest Object, found bool) {
+	for _, o := range all {
+		if o.Number > newest.Number && !o.Deleting && !o.Void && is(o) {
+			newest, found = o, true
+		}
+	}
+	return newest, found
+}
+
+// contrary returns what can lift a fence of the addresses: an object that unfences
+// them, which the manager repeats, or that of a remediation which is released.
+func contrary(all []Object, addresses []netip.Addr) (text string, isCleat bool) {
+	for _, o := range all {
+		if o.Number == 0 && (!o.Fenced || o.Cleat && (o.Deleting || o.Void)) && o.overlaps(addresses) {
+			if o.Cleat {
+				return fmt.Sprintf("NetworkFence %s of another remediation is being unfenced", o.Name), true
+			}
+			return fmt.Sprintf("NetworkFence %s of someone else unfences an address of the node, and CSI-Addons repeats that when it restarts: delete the object", o.Name), false
+		}
+	}
+	return "", false
+}
+
+// blocker returns an object that fences what an unfence of this remediation would
+// lift.
+func blocker(all []Object) string {
+	var mine []netip.Addr
+	for _, o := range all {
+		if o.Number > 0 {
+			for _, b := range o.Blocks {
+				mine = append(mine, b.Addr())
+			}
+		}
+	}
+	for _, o := range all {
+		ended := o.Cleat && o.Void || !o.Cleat && o.Deleting
+		if o.Number == 0 && o.Fenced && !ended && o.overlaps(mine) {
+			return fmt.Sprintf("NetworkFence %s, which is not of this remediation, fences an address of the node too, and CSI-Addons would lift that fence: delete the object, or unfence by it and delete it", o.Name)
+		}
+	}
+	return ""
+}
+
+func foreign(all []Object) string {
+	for _, o := range all {
+		if o.Foreign {
+			return fmt.Sprintf("NetworkFence %s has the name of one of this remediation, and not its label: restore the label, or unfence by the object and delete it", o.Name)
+		}
+	}
+	return ""
+}
+
+// pending names a deleted object whose operation can still run.
+func pending(all []Object) string {
+	for _, o := range all {
+		if o.Number > 0 && o.Deleting && o.Pending {
+			return fmt.Sprintf("NetworkFence %s is deleted, and CSI-Addons can still work for it", o.Name)
+		}
+	}
+	return ""
+}
+
+func next(all []Object) int {
+	most := 0
+	for _, o := range all {
+		most = max(most, o.Number)
+	}
+	return most + 1
+}
+
+func unfinished(o Object) string {
+	if o.Result == "" {
+		return fmt.Sprintf("NetworkFence %s has no result: CSI-Addons, or the driver's sidecar that holds its Lease, has not handled it", o.Name)
+	}
+	return fmt.Sprintf("NetworkFence %s: %s: %s", o.Name, o.Result, strings.TrimSpace(o.Message))
+}
+
+func (o Object) overlaps(addresses []netip.Addr) bool {
+	return slices.ContainsFunc(addresses, func(a netip.Addr) bool {
+		return slices.ContainsFunc(o.Blocks, func(b netip.Prefix) bool { return b.Contains(a) })
+	})
+}
+
+func blocksOf(addresses []netip.Addr) []netip.Prefix {
+	blocks := make([]netip.Prefix, len(addresses))
+	for i, a := range addresses {
+		blocks[i] = single(a)
+	}
+	return blocks
+}
+
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
