@@ -57,7 +57,7 @@ test-upstream: ## test against the kubelet's own code, which is downloaded and b
 	scripts/test upstream
 
 test-kubernetes: ## install missing packages, build Kubernetes and its sidecars (minutes the first time), test the chart in it
-	@scripts/need go root filesystems fence kubernetes image ceph
+	@scripts/need go root filesystems fence kubernetes image ceph vm
 	scripts/test kubernetes
 
 e2e-full: ## run every spec of Kubernetes' storage suite for the chart's drivers, about an hour: results in bin/e2e (docs/e2e.md)

@@ -145,10 +145,10 @@ func (a *addons) manager() {
 
 // certificates creates a Secret with certificates of an authority for fencing,
 // with names of the storage server.
-func (a *addons) certificates(name string) {
+func (a *addons) certificates(name string, hosts ...string) {
 	a.Helper()
 	authority := testkit.NewAuthority(a, "fencing")
-	cert, key := authority.Issue(a, nil, "storage", "10.99.0.1")
+	cert, key := authority.Issue(a, nil, hosts...)
 	secrets := testCluster.Client.CoreV1().Secrets(system)
 	a.Cleanup(func() {
 		if err := secrets.Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {

@@ -67,7 +67,8 @@ func testCeph(t *testing.T) {
 	c := &cephCase{addons: &addons{newSpace(t)}}
 	c.cluster = cephtest.Start(t, cephtest.Options{Addr: netip.MustParseAddr("10.99.0.1")})
 	testkit.Must(t, c.cluster.CreatePool(cephPool))
-	c.install()
+	c.installAs(cephRelease, c.cluster.Monitors())
+	c.fenceClass("ceph", cephDriver, "ceph-cleat-csi-addons")
 	c.bootReports()
 	c.lifeOfVolume()
 	c.manyClaims()
@@ -77,8 +78,8 @@ func testCeph(t *testing.T) {
 	c.noImages() // removals run in the background, of 100 images for half a minute
 }
 
-// install creates the users of docs/ceph.md, and the release.
-func (c *cephCase) install() {
+// installAs creates the users of docs/ceph.md, and a release.
+func (c *cephCase) installAs(r release, monitors []string) {
 	c.Helper()
 	pool := "profile rbd pool=" + cephPool
 	users := map[string]string{
@@ -88,19 +89,19 @@ func (c *cephCase) install() {
 	core := testCluster.Client.CoreV1()
 	for user, key := range users {
 		testkit.Value(core.Secrets(system).Create(c.Context(), &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Name: "ceph-" + user}, StringData: map[string]string{"userID": user, "userKey": key},
+			ObjectMeta: metav1.ObjectMeta{Name: r.name + "-" + user}, StringData: map[string]string{"userID": user, "userKey": key},
 		}, metav1.CreateOptions{}))(c)
 	}
-	config := testkit.Value(json.Marshal([]map[string]any{{"clusterID": "test", "monitors": c.cluster.Monitors()}}))(c)
+	config := testkit.Value(json.Marshal([]map[string]any{{"clusterID": "test", "monitors": monitors}}))(c)
 	testkit.Value(core.ConfigMaps(system).Create(c.Context(), &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Name: "ceph-csi-config"}, Data: map[string]string{"config.json": string(config)},
+		ObjectMeta: metav1.ObjectMeta{Name: r.name + "-csi-config"}, Data: map[string]string{"config.json": string(config)},
 	}, metav1.CreateOptions{}))(c)
 	_, missing := os.Stat("/lib/modules")
 	c.Cleanup(func() {
-		together(c.T, cephRelease.remove)
+		together(c.T, r.remove)
 		ctx := context.Background()
-		err := errors.Join(core.ConfigMaps(system).Delete(ctx, "ceph-csi-config", metav1.DeleteOptions{}),
-			core.Secrets(system).Delete(ctx, "ceph-controller", metav1.DeleteOptions{}), core.Secrets(system).Delete(ctx, "ceph-node", metav1.DeleteOptions{}))
+		err := errors.Join(core.ConfigMaps(system).Delete(ctx, r.name+"-csi-config", metav1.DeleteOptions{}),
+			core.Secrets(system).Delete(ctx, r.name+"-controller", metav1.DeleteOptions{}), core.Secrets(system).Delete(ctx, r.name+"-node", metav1.DeleteOptions{}))
 		if missing != nil { // the kubelet created it for the node's pod
 			err = errors.Join(err, os.Remove("/lib/modules"))
 		}
@@ -108,8 +109,7 @@ func (c *cephCase) install() {
 			c.Error(err)
 		}
 	})
-	testkit.Must(c, cephRelease.add(c.Context()))
-	c.fenceClass("ceph", cephDriver, "ceph-cleat-csi-addons")
+	testkit.Must(c, r.add(c.Context()))
 }
 
 // images lists the images in the pool, and those in its trash.

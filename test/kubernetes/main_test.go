@@ -68,6 +68,9 @@ func makeImages(ctx context.Context, dir string, set programs.Set) error {
 	if err != nil {
 		return err
 	}
+	if err := prepareGuests(ctx); err != nil {
+		return err
+	}
 	if soak.Enabled {
 		if err := sabotagedImage(ctx, dir); err != nil {
 			return err
@@ -75,6 +78,9 @@ func makeImages(ctx context.Context, dir string, set programs.Set) error {
 	}
 	writer, err := writingImage(ctx, dir)
 	if err != nil {
+		return err
+	}
+	if err := loggingImage(ctx, dir); err != nil {
 		return err
 	}
 	manager, err := addonsManager(ctx, dir, set)

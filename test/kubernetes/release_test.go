@@ -28,6 +28,8 @@ type release struct {
 	values string // YAML, in addition to the images of this machine
 	// bothNodes allows its DaemonSets on the node of TestTwoNodes.
 	bothNodes bool
+	// placed: its values say where its DaemonSets run.
+	placed bool
 }
 
 // images are the values for the images that install imports.
@@ -50,6 +52,15 @@ csi: {nodeSelector: {kubernetes.io/hostname: node-1}}
 sriov:
   plugin: {nodeSelector: {kubernetes.io/hostname: node-1}}
   daemon: {nodeSelector: {kubernetes.io/hostname: node-1}}
+`
+
+// nodesHere keeps DaemonSets off nodes that are guests, which have other images.
+const nodesHere = `
+csi:
+  affinity:
+    nodeAffinity:
+      requiredDuringSchedulingIgnoredDuringExecution:
+        nodeSelectorTerms: [{matchExpressions: [{key: ` + cluster.OwnKernel + `, operator: DoesNotExist}]}]
 `
 
 // releases are installed during all tests. The first one brings snapshot-controller
@@ -109,7 +120,10 @@ csi:
 
 func (r release) install(ctx context.Context, c *cluster.Cluster, args ...string) error {
 	files := map[string]string{"images": images, "nodes": firstNode, r.name: r.values}
-	if r.bothNodes {
+	switch {
+	case r.bothNodes:
+		files["nodes"] = nodesHere
+	case r.placed:
 		files["nodes"] = ""
 	}
 	all := []string{"upgrade", "--install", r.name, chart, "--namespace", system, "--create-namespace", "--wait", "--timeout", waitTimeout.String()}

@@ -30,13 +30,33 @@ const writerImage = "cleat.local/writer:local"
 
 // writingImage builds writerImage; dir is for the program.
 func writingImage(ctx context.Context, dir string) (oci.Image, error) {
-	program := filepath.Join(dir, "bin", "writer")
-	if err := testkit.BuildTo(ctx, program, "./test/kubernetes/writer"); err != nil {
+	return shellImage(ctx, dir, writerImage, "writer")
+}
+
+// shellImage builds an image with a shell and the program of a directory here.
+func shellImage(ctx context.Context, dir, reference, name string) (oci.Image, error) {
+	program := filepath.Join(dir, "bin", name)
+	if err := testkit.BuildTo(ctx, program, "./test/kubernetes/"+name); err != nil {
 		return oci.Image{}, err
 	}
-	image, err := cluster.BusyboxImage(ctx, writerImage, "/writer")
-	image.Layers = append(image.Layers, oci.FileLayer(oci.File{Path: "/writer", Mode: 0o755, Content: oci.HostFile(program)}))
+	image, err := cluster.BusyboxImage(ctx, reference, "/"+name)
+	image.Layers = append(image.Layers, oci.FileLayer(oci.File{Path: "/" + name, Mode: 0o755, Content: oci.HostFile(program)}))
 	return image, err
+}
+
+// loggerImage has a shell and the program of directory logger. Its archive is
+// small: nodes in guests import it.
+const (
+	loggerImage   = "cleat.local/logger:local"
+	loggerArchive = "logger.tar"
+)
+
+func loggingImage(ctx context.Context, dir string) error {
+	image, err := shellImage(ctx, dir, loggerImage, "logger")
+	if err != nil {
+		return err
+	}
+	return cluster.WriteImages(filepath.Join(dir, loggerArchive), image)
 }
 
 // workload is a set of pods that write continuously. Acknowledged records are

@@ -14,7 +14,7 @@ func TestAddons(t *testing.T) {
 	t.Parallel()
 	s := &addons{newSpace(t)}
 	s.manager()
-	s.certificates("fencing")
+	s.certificates("fencing", "storage", "10.99.0.1")
 	t.Cleanup(func() {
 		together(t, directRelease.remove, eachRelease.remove, storageRelease.remove)
 		if out, err := exec.Command("nft", "list", "tables").CombinedOutput(); err != nil || strings.Contains(string(out), "cleat_fence") {

@@ -41,6 +41,7 @@ type Cluster struct {
 	runtime   *Process
 	kubelet   *Process
 	nodes     []*Node // all but the first
+	machines  int     // count of AddMachine
 }
 
 // basePrograms returns the programs of the cluster itself.

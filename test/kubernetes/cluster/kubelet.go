@@ -16,17 +16,11 @@ import (
 
 // StartKubelet starts the kubelet and returns when the node is ready.
 func (c *Cluster) StartKubelet(ctx context.Context) error {
-	config := filepath.Join(c.Dir, "kubelet.yaml")
-	if err := os.WriteFile(config, []byte(c.kubeletConfig()), 0o644); err != nil {
+	if err := c.writeKubeletConfig(); err != nil {
 		return err
 	}
-	labels := ""
-	if c.site.Node > 1 {
-		labels = Added + "=true"
-	}
 	began := time.Now()
-	p, err := c.Start("kubelet", c.Programs.Path("kubelet"), nil, "--config="+config, "--kubeconfig="+c.keys.path(c.Node+".conf"),
-		"--hostname-override="+c.Node, "--node-ip="+nodeAddress(c.site.Node), "--node-labels="+labels, "--root-dir=/var/lib/kubelet")
+	p, err := c.Start("kubelet", c.Programs.Path("kubelet"), nil, c.kubeletArgs()...)
 	if err != nil {
 		return err
 	}
@@ -35,6 +29,21 @@ func (c *Cluster) StartKubelet(ctx context.Context) error {
 		return err
 	}
 	return c.await(ctx, "the kubelet's list of pods", p, c.hasAllPods)
+}
+
+func (c *Cluster) kubeletConfigPath() string { return filepath.Join(c.Dir, "kubelet.yaml") }
+
+func (c *Cluster) writeKubeletConfig() error {
+	return os.WriteFile(c.kubeletConfigPath(), []byte(c.kubeletConfig()), 0o644)
+}
+
+func (c *Cluster) kubeletArgs() []string {
+	labels := ""
+	if key := c.site.mark(); key != "" {
+		labels = key + "=true"
+	}
+	return []string{"--config=" + c.kubeletConfigPath(), "--kubeconfig=" + c.keys.path(c.Node+".conf"),
+		"--hostname-override=" + c.Node, "--node-ip=" + nodeAddress(c.site.Node), "--node-labels=" + labels, "--root-dir=/var/lib/kubelet"}
 }
 
 // hasAllPods reports whether the kubelet lists every pod of its node. A
@@ -84,8 +93,8 @@ func (c *Cluster) RestartKubelet(ctx context.Context, kill bool) error {
 // for shorter intervals and disk thresholds.
 func (c *Cluster) kubeletConfig() string {
 	taints := "[]"
-	if c.site.Node > 1 {
-		taints = fmt.Sprintf("[{key: %s, value: \"true\", effect: NoSchedule}]", Added)
+	if key := c.site.mark(); key != "" {
+		taints = fmt.Sprintf("[{key: %s, value: \"true\", effect: NoSchedule}]", key)
 	}
 	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration

@@ -17,6 +17,20 @@ import (
 // additional node: pods that do not tolerate it stay on the first node.
 const Added = "cleat.dev/added"
 
+// OwnKernel is that key of an additional node that is a Machine.
+const OwnKernel = "cleat.dev/own-kernel"
+
+// mark returns the key of the node's label and taint; the first node has none.
+func (s *site) mark() string {
+	switch {
+	case s.Node == 1:
+		return ""
+	case s.Node < firstMachine:
+		return Added
+	}
+	return OwnKernel
+}
+
 // Node is an additional node: runtime, service proxy and kubelet in their own
 // namespaces, with a link to the first node. Its state survives PowerOff.
 type Node struct {

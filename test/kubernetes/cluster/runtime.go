@@ -17,6 +17,29 @@ const pauseImage = "cleat.local/pause:local"
 
 // startRuntime starts containerd, with a network for pods.
 func (c *Cluster) startRuntime(ctx context.Context) error {
+	if err := c.writeRuntimeConfig(); err != nil {
+		return err
+	}
+	p, err := c.Start("containerd", "/usr/bin/containerd", nil, "--config", c.runtimeConfigPath())
+	if err != nil {
+		return err
+	}
+	c.runtime = p
+	conn, err := rpcdial.Unix(runtimeSocket)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	// containerd's other services answer before the CRI service is initialized.
+	return c.await(ctx, "containerd", p, func(ctx context.Context) (bool, error) {
+		err := conn.Invoke(ctx, "/runtime.v1.RuntimeService/Status", &emptypb.Empty{}, &emptypb.Empty{})
+		return err == nil, err
+	})
+}
+
+func (c *Cluster) runtimeConfigPath() string { return filepath.Join(c.Dir, "containerd.toml") }
+
+func (c *Cluster) writeRuntimeConfig() error {
 	for name, text := range map[string]string{
 		"containerd.toml": fmt.Sprintf(`version = 2
 root = "%[1]s/containerd"
@@ -53,21 +76,7 @@ state = "/run/containerd/state"
 			return err
 		}
 	}
-	p, err := c.Start("containerd", "/usr/bin/containerd", nil, "--config", filepath.Join(c.Dir, "containerd.toml"))
-	if err != nil {
-		return err
-	}
-	c.runtime = p
-	conn, err := rpcdial.Unix(runtimeSocket)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	// containerd's other services answer before the CRI service is initialized.
-	return c.await(ctx, "containerd", p, func(ctx context.Context) (bool, error) {
-		err := conn.Invoke(ctx, "/runtime.v1.RuntimeService/Status", &emptypb.Empty{}, &emptypb.Empty{})
-		return err == nil, err
-	})
+	return nil
 }
 
 // RestartRuntime kills and restarts containerd; its shims and the pods continue
