@@ -77,6 +77,11 @@ func newGuests(s *space, count int) []*guest {
 			}
 		}
 	})
+	s.Cleanup(func() { // the guests of the last boot, after all that needs them
+		for _, m := range all {
+			m.end()
+		}
+	})
 	var wait sync.WaitGroup
 	for _, m := range all {
 		wait.Go(func() { m.boot(true) })
@@ -135,21 +140,13 @@ func (m *guest) boot(first bool) {
 		m.s.Error(err)
 		return
 	}
-	m.s.Cleanup(func() {
-		if m.s.Failed() {
-			m.report()
-		}
-		if err := g.Close(); err != nil {
-			m.s.Error(err)
-		}
-	})
 	m.kernel = &kernel.Kernel{TB: m.s, Guest: g}
 	if err := m.start(first); err != nil {
 		m.s.Errorf("start %s: %v", m.Name, err)
 		return
 	}
 	m.s.Logf("%s: kubelet started after %.1f s", m.Name, time.Since(began).Seconds())
-	if err := m.Ready(m.s.Context(), began.Add(-5*time.Second)); err != nil { // the clock of the guest is another one
+	if err := m.Ready(m.s.Context(), began); err != nil {
 		m.s.Error(err)
 		return
 	}
@@ -236,6 +233,19 @@ func (m *guest) daemon(argv ...string) error {
 func (m *guest) ctr(ctx context.Context, args ...string) error {
 	_, err := m.kernel.Guest.Exec(ctx, vm.Command{Argv: append([]string{"nsenter", "-t", "1", "-m", "sh", "-c", `exec ctr "$@"`, "ctr", "-a", m.Socket}, args...), Env: []string{m.path()}})
 	return err
+}
+
+// end ends the guest of the last boot.
+func (m *guest) end() {
+	if m.kernel == nil {
+		return
+	}
+	if m.s.Failed() {
+		m.report()
+	}
+	if err := m.kernel.Guest.Close(); err != nil {
+		m.s.Error(err)
+	}
 }
 
 // report logs why a node does not work.
