@@ -102,9 +102,10 @@ func (c *Controller) Run(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 		leading, cancel := context.WithCancelCause(ctx)
+		term := c.lease.Term()
 		var lead sync.WaitGroup
-		lead.Go(func() { c.lead(leading, c.lease.Term()) })
-		cancel(c.lease.Keep(ctx))
+		lead.Go(func() { cancel(c.lead(leading, term)) })
+		cancel(c.lease.Keep(leading))
 		lead.Wait()
 	}
 }
@@ -112,8 +113,8 @@ func (c *Controller) Run(ctx context.Context) error {
 // Check fails until the Lease was read once, whichever replica leads.
 func (c *Controller) Check(ctx context.Context) error { return c.lease.Check(ctx) }
 
-// lead handles remediations until ctx ends.
-func (c *Controller) lead(ctx context.Context, term int64) {
+// lead handles remediations until ctx ends, or until it finds a later term.
+func (c *Controller) lead(ctx context.Context, term int64) error {
 	c.metrics.leader.Set(1)
 	defer c.metrics.leader.Set(0)
 	queue := workqueue.NewTypedDelayingQueue[string]()
@@ -137,6 +138,7 @@ func (c *Controller) lead(ctx context.Context, term int64) {
 	// Nodes, pods and backends change as well: each pass reads all, so that the list
 	// is the only trigger that is needed.
 	known := map[types.UID]string{}
+	reached := term - 1 // by earlier leaders
 	for ctx.Err() == nil {
 		all, err := list(ctx, c.config.Client, c.config.Namespace)
 		if err != nil {
@@ -144,6 +146,11 @@ func (c *Controller) lead(ctx context.Context, term int64) {
 			c.config.Logger.WarnContext(ctx, "remediations not listed, will retry", "err", err)
 		} else {
 			c.metrics.observe(all)
+			if later := latestTerm(all); later > reached {
+				c.lease.Exceed(later)
+				return fmt.Errorf("a remediation has term %d, and the Lease %d: another process leads, or the Lease was deleted", later, term)
+			}
+			reached = term
 			var names []string
 			names, known = due(all, known, c.config.Coverage.planConfig().MaxConcurrent)
 			for _, name := range names {
@@ -155,6 +162,14 @@ func (c *Controller) lead(ctx context.Context, term int64) {
 		case <-ctx.Done():
 		}
 	}
+	return context.Cause(ctx)
+}
+
+func latestTerm(all []*Remediation) (term int64) {
+	for _, r := range all {
+		term = max(term, r.Status.Term)
+	}
+	return term
 }
 
 // due returns the remediations that a pass is due for: those that changed since

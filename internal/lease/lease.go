@@ -49,8 +49,9 @@ type Lease struct {
 	config  Config
 	checked atomic.Bool // the Lease was read
 
-	term int64     // leaseTransitions when the Lease was acquired
-	sent time.Time // the last renewal that was answered
+	above atomic.Int64 // what the next acquired term exceeds
+	term  int64        // leaseTransitions when the Lease was acquired
+	sent  time.Time    // the last renewal that was answered
 	// The Lease of another holder, as last seen, and since when.
 	version string
 	since   time.Time
@@ -67,8 +68,13 @@ func (l *Lease) Check(context.Context) error {
 	return nil
 }
 
-// Term is larger than that of each earlier holder, once Acquire has returned.
+// Term is larger than that of each earlier holder, once Acquire has returned, unless
+// the Lease was deleted: see Exceed.
 func (l *Lease) Term() int64 { return l.term }
+
+// Exceed makes the next term larger than one that an earlier holder has written
+// somewhere: a Lease that is deleted and created again counts from 1.
+func (l *Lease) Exceed(term int64) { l.above.Store(term) }
 
 func (l *Lease) pause() time.Duration { return l.config.Duration / 5 }
 
@@ -147,16 +153,20 @@ func (l *Lease) acquire(ctx context.Context) (held bool, err error) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: l.config.Namespace, Name: l.config.Name},
 		}
 	}
+	transitions := int32(0)
+	if before := found.Spec.LeaseTransitions; before != nil {
+		transitions = *before
+	}
 	if holder := holderOf(found); holder != l.config.Identity {
 		if holder != "" && !l.isExpired(found) {
 			return false, nil
 		}
-		transitions := int32(1)
-		if before := found.Spec.LeaseTransitions; before != nil {
-			transitions += *before
-		}
-		found.Spec.HolderIdentity, found.Spec.AcquireTime, found.Spec.LeaseTransitions = &l.config.Identity, &now, &transitions
+		transitions++
+		found.Spec.HolderIdentity, found.Spec.AcquireTime = &l.config.Identity, &now
 	}
+	// Both are greater only after the Lease was deleted.
+	transitions = max(transitions, int32(l.above.Load())+1, int32(l.term))
+	found.Spec.LeaseTransitions = &transitions
 	found.Spec.RenewTime, found.Spec.LeaseDurationSeconds = &now, &seconds
 	err = l.write(ctx, found)
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
@@ -165,7 +175,7 @@ func (l *Lease) acquire(ctx context.Context) (held bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	l.term = int64(*found.Spec.LeaseTransitions)
+	l.term = int64(transitions)
 	return true, nil
 }
 

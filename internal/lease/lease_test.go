@@ -49,6 +49,27 @@ func TestRelease(t *testing.T) {
 	testkit.WantError(t, "Acquire", first.Acquire(ended), context.Canceled)
 }
 
+// A Lease that was deleted and created again continues after terms that were written.
+func TestExceed(t *testing.T) {
+	api := kubeapi.New(t, kubeapi.Leases())
+	ctx := testkit.Context(t)
+	l := candidate(t, api, "first", time.Hour)
+	testkit.Must(t, l.Acquire(ctx))
+	l.Exceed(7)
+	testkit.Must(t, l.Acquire(ctx))
+	if l.Term() != 8 {
+		t.Errorf("term %d, want 8", l.Term())
+	}
+	api.Delete("controller")
+	if held, err := l.acquire(ctx); !held || err != nil || l.Term() != 8 {
+		t.Errorf("renewed after its deletion: %t, %v, term %d, want 8", held, err, l.Term())
+	}
+	testkit.Must(t, l.Release(ctx), l.Acquire(ctx))
+	if l.Term() != 9 {
+		t.Errorf("term %d, want 9", l.Term())
+	}
+}
+
 // A holder ends when it can no longer renew, before another one can take over, and when
 // another one has.
 func TestLost(t *testing.T) {

@@ -343,6 +343,8 @@ func TestBlocked(t *testing.T) {
 		t.Errorf("release of what was not fenced: %v", err)
 	}
 	s.delete()
+	// A new Lease counts from 1, and the remediation has a later term.
+	testkit.Must(t, s.client.Resource(leases).Namespace(namespace).Delete(t.Context(), "cleat-takeover", metav1.DeleteOptions{}))
 	s.controller()
 	testkit.Eventually(t, "the remediation is gone", func() bool { return s.remediation() == nil })
 	if n := s.nodeObject(); n.Spec.Unschedulable {
