@@ -17,6 +17,14 @@ import (
 
 // reconcile recreates the socket if hosts no longer find it.
 func (k *reconciler) reconcile(ctx context.Context) {
+	if k.isUnsure() {
+		if err := k.withdraw(); err != nil {
+			k.logger.Warn("registration socket not removed", "err", err)
+		}
+		k.update(func(r *record, now time.Time) { r.miss(now, errors.New("it is created again, to register again")) })
+		k.notBefore = time.Now().Add(k.every)
+		return
+	}
 	if k.listener != nil {
 		seen, err := k.listener.Look()
 		if err != nil {
@@ -49,6 +57,12 @@ func (k *reconciler) reconcile(ctx context.Context) {
 		}
 		k.update(func(r *record, now time.Time) { r.miss(now, err) })
 	}
+}
+
+func (k *reconciler) isUnsure() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.record.isUnsure()
 }
 
 func (k *reconciler) pause() time.Duration {

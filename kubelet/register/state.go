@@ -64,6 +64,10 @@ type record struct {
 	notifiedAt time.Time
 	accepted   bool
 	refusal    string // of the last result
+	// nameTaken: another plugin had the name when this socket was refused. The kubelet
+	// deregisters that one by its name while it registers this one: the result can be
+	// success, and the plugin is deregistered.
+	nameTaken bool
 
 	watchersFound time.Time // last search
 	watchers      string
@@ -73,7 +77,7 @@ type record struct {
 
 func (r *record) place(now time.Time) {
 	r.missing, r.placed, r.changed = nil, now, now
-	r.askedAt, r.notifiedAt, r.accepted, r.refusal = time.Time{}, time.Time{}, false, ""
+	r.askedAt, r.notifiedAt, r.accepted, r.refusal, r.nameTaken = time.Time{}, time.Time{}, false, "", false
 }
 
 // Repeating the same reason changes nothing.
@@ -83,7 +87,7 @@ func (r *record) miss(now time.Time, why error) {
 		return
 	}
 	r.missing, r.placed, r.changed = why, time.Time{}, now
-	r.askedAt, r.notifiedAt, r.accepted, r.refusal = time.Time{}, time.Time{}, false, ""
+	r.askedAt, r.notifiedAt, r.accepted, r.refusal, r.nameTaken = time.Time{}, time.Time{}, false, "", false
 }
 
 func (r *record) lose(now time.Time, why error) {
@@ -114,9 +118,18 @@ func (r *record) notified(now time.Time, accepted bool, text string) bool {
 	r.notifiedAt, r.accepted, r.refusal = now, accepted, text
 	if !accepted {
 		r.refusals++
+		r.nameTaken = r.nameTaken || strings.Contains(text, nameTaken)
 	}
 	return true
 }
+
+// isUnsure reports whether the plugin has to register again to know that it is
+// registered.
+func (r *record) isUnsure() bool { return r.accepted && r.nameTaken }
+
+// nameTaken is in the kubelet's refusal of a CSI driver whose name is registered from
+// another socket.
+const nameTaken = "already registered"
 
 // resultTimeout: a kubelet gives a CSI driver 2 min for NodeGetInfo alone.
 const resultTimeout = 150 * time.Second
@@ -134,6 +147,8 @@ func (r *record) status(now time.Time, silence time.Duration) Status {
 		s.Reason = fmt.Sprintf("%v: another instance of this plugin or a registrar sidecar. This instance takes over when that process ends; run only one of them per node", r.missing)
 	case r.missing != nil:
 		s.State, s.Reason = Absent, r.missing.Error()
+	case r.isUnsure():
+		s.State, s.Reason = Asked, "the plugin that had this name before was deregistered at the same time, and perhaps this one with it: it registers again"
 	case !r.notifiedAt.IsZero() && r.accepted:
 		s.State = Registered
 	case !r.notifiedAt.IsZero():
@@ -159,7 +174,7 @@ func (r *record) status(now time.Time, silence time.Duration) Status {
 func whyRefused(text string) string {
 	const again = "; the host retries by itself with exponential backoff (a kubelet's grows to 2 min)"
 	for _, hint := range []struct{ word, means string }{
-		{"already registered", "the name is registered from another socket, by another instance of this plugin or a registrar sidecar; stop that one"},
+		{nameTaken, "the name is registered from another socket, by another instance of this plugin or a registrar sidecar; stop that one"},
 		{"no handler registered", "the host does not handle plugins of this type"},
 		{"no such file or directory", "the host does not find the endpoint: announce its path on the host, which can differ from the path in a container"},
 		{"connection refused", "no process serves the endpoint on the host: announce its path on the host, and serve it"},

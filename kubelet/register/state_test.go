@@ -44,6 +44,7 @@ func TestStates(t *testing.T) {
 		"no":                       {[]func(*record){place, ask, no("words")}, 14, Refused, 13, []string{"host's error", "retries"}},
 		"no, and asked again":      {[]func(*record){place, ask, no("words"), ask}, 14, Refused, 13, nil},
 		"no, then yes":             {[]func(*record){place, ask, no("words"), ask, yes}, 14, Registered, 13, nil},
+		"yes, after a duplicate":   {[]func(*record){place, ask, no("the name is already registered"), ask, yes}, 14, Asked, 13, []string{"registers again"}},
 		"yes, then no":             {[]func(*record){place, ask, yes, ask, no("words")}, 14, Refused, 13, nil},
 		"result without GetInfo":   {[]func(*record){place, yes}, 14, Waiting, 10, nil},
 		"lost":                     {[]func(*record){place, ask, yes, lose}, 20, Absent, 14, []string{"another process removed it"}},

@@ -111,3 +111,23 @@ func TestManyPluginsInOneDirectory(t *testing.T) {
 		}
 	}
 }
+
+// A kubelet deregisters by name the plugin that had the name before, at the same time as
+// it registers this one, which then registers again.
+func TestNameWasTaken(t *testing.T) {
+	r := serve(t, config(t.TempDir()))
+	r.reaches(Waiting)
+	before := testkit.Value(os.Lstat(r.socket))(t)
+	h := dial(t, r.socket)
+	testkit.Must(t, testkit.Err(h.getInfo(t.Context())), h.notify(t.Context(), false, "Another driver with the same name is already registered"))
+	r.reaches(Refused)
+	testkit.Must(t, h.notify(t.Context(), true, ""))
+	r.until("another socket", func() bool {
+		now, err := os.Lstat(r.socket)
+		return err == nil && !os.SameFile(before, now)
+	})
+	if s := r.reaches(Waiting); r.Check(t.Context()) == nil {
+		t.Errorf("ready before it was registered again: %+v", s)
+	}
+	r.register()
+}
