@@ -36,7 +36,8 @@ csi:
   metricsPort: 29831
   ceph: {clusterID: test, pools: [` + cephPool + `], configMap: lost-csi-config, controllerSecret: lost-controller, nodeSecret: lost-node}
   nodeSelector: {` + cluster.OwnKernel + `: "true"}
-  addons: {enabled: true, tlsSecret: lost}
+  addons: {enabled: true}
+  fence: {tlsSecret: lost}
   controller: {nodeSelector: {kubernetes.io/hostname: node-1}}
   storageClasses: [{name: lost, fsType: ext4}]
 takeover:
@@ -104,7 +105,6 @@ func TestLostGuest(t *testing.T) {
 	}
 	c.certificates("lost", lostAddress)
 	c.installAs(lostRelease, c.cluster.LegacyMonitors())
-	c.listen()
 	c.space = newSpace(t) // ends before what its volumes need
 	c.apply(logSet)
 	c.running("log-0")
@@ -178,14 +178,6 @@ func (c *lostCase) cleat(args ...string) {
 	if err != nil {
 		c.Fatalf("cleat %q: %v: %s", args, err, out)
 	}
-}
-
-// listen makes the controller's fence service listen: the chart has no value for it.
-func (c *lostCase) listen() {
-	c.Helper()
-	c.kubectl("-n", system, "patch", "deployment/lost-cleat-csi-controller", "--type=json", "-p",
-		`[{"op": "add", "path": "/spec/template/spec/initContainers/0/args/-", "value": "--fence-listen=:9071"}]`)
-	c.kubectl("-n", system, "rollout", "status", "deployment/lost-cleat-csi-controller", "--timeout=3m")
 }
 
 // advances waits for new records in the log of the pod.
