@@ -89,23 +89,12 @@ type addonsNode struct {
 	} `json:"status"`
 }
 
-// list fails where the resource does not exist, unlike kubeobject.List: that no
-// object exists would be a wrong answer.
 func list[T any](ctx context.Context, client dynamic.Interface, of schema.GroupVersionResource) ([]*T, error) {
-	found, err := client.Resource(of).List(ctx, metav1.ListOptions{})
+	all, err := kubeobject.List[T](ctx, client, of, "", metav1.ListOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, errs.Errorf(errs.Unavailable, "the cluster has no resource %s.%s %s: install the CustomResourceDefinitions of CSI-Addons", of.Resource, of.Group, of.Version)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("list %s: %w", of.Resource, err)
-	}
-	all := make([]*T, len(found.Items))
-	for i := range found.Items {
-		if all[i], err = kubeobject.Convert[T](&found.Items[i]); err != nil {
-			return nil, err
-		}
-	}
-	return all, nil
+	return all, err
 }
 
 // classes returns the backend's class, and the drivers of all classes.
