@@ -164,13 +164,24 @@ func TestHeldMovedImage(t *testing.T) {
 func TestProbe(t *testing.T) {
 	r := newRig(t, func(c *rbd.Config) { c.Timeout = 300 * time.Millisecond })
 	v := node.Target{Locator: image("v", r.Create(pool+"/v", size))}
-	d := attach(t, r.Attacher, v)
+	var d node.Device
+	testkit.EventuallyNil(t, "attached", func() error { // a busy machine needs longer than the timeout
+		at, err := r.Attach(t.Context(), v, node.Use{Block: true})
+		if err != nil {
+			return err
+		}
+		d = at.Device
+		return at.File.Close()
+	})
 	want := func(what string, p node.Presence, word string) {
 		t.Helper()
-		i := testkit.Value(r.Inspect(t.Context(), v))(t)
-		if i.Device != d || i.Presence != p || i.Problem == nil != (p == node.Present) || i.Problem != nil && !strings.Contains(i.Problem.Error(), word) {
-			t.Errorf("%s: %+v; want %s, %q", what, i, p, word)
-		}
+		testkit.EventuallyNil(t, what, func() error {
+			i := testkit.Value(r.Inspect(t.Context(), v))(t)
+			if i.Device != d || i.Presence != p || i.Problem == nil != (p == node.Present) || i.Problem != nil && !strings.Contains(i.Problem.Error(), word) {
+				return fmt.Errorf("%+v; want %s, %q", i, p, word)
+			}
+			return nil
+		})
 	}
 	want("healthy", node.Present, "")
 	for _, errno := range []unix.Errno{unix.EIO, unix.ENOENT, unix.ETIMEDOUT} {
@@ -184,14 +195,8 @@ func TestProbe(t *testing.T) {
 	}
 	r.Fence(pool + "/v")
 	close(release)
-	testkit.EventuallyNil(t, "the answer", func() error {
-		if i := testkit.Value(r.Inspect(t.Context(), v))(t); i.Presence != node.Lost {
-			return i.Problem
-		}
-		return nil
-	})
 	want("fenced", node.Lost, "has fenced")
-	testkit.Must(t, r.Detach(t.Context(), v))
+	testkit.EventuallyNil(t, "detached", func() error { return r.Detach(t.Context(), v) })
 }
 
 // An image that took the volume's name is not attached, and not left mapped.
