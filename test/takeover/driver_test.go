@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"net/netip"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -27,35 +25,32 @@ const nvmeCluster = "east"
 // controller of its volumes, as the chart starts it.
 type driverSite struct {
 	*site
-	dir     string
-	network *spdktest.Network
-	target  *spdkrig.Target
-	volume  *csi.Volume
+	dir      string
+	network  *spdktest.Network
+	target   *spdkrig.Target
+	volume   *csi.Volume
+	process  *driver.Process
+	lostHost *host // of write
 }
 
 func newDriverSite(t testing.TB) *driverSite {
 	t.Helper()
-	number := names.Add(1)
-	s := &driverSite{
-		site: &site{
-			t: t, client: testkit.Value(api.Client(""))(t), name: fmt.Sprintf("s%d", number),
-			lostAddr: netip.MustParseAddr(fmt.Sprintf("10.9.%d.7", number)), authority: testkit.NewAuthority(t, "fencing"),
-		},
-		dir: testkit.Dir(t), network: spdktest.NewNetwork(nil),
-	}
+	s := &driverSite{site: newSiteWithoutStorage(t), dir: testkit.Dir(t), network: spdktest.NewNetwork(nil)}
 	s.target = spdkrig.NewTarget(t, s.network, 1024)
-	s.endpoint = fmt.Sprintf("127.0.0.1:%d", 20000+number)
-	s.coverage = filepath.Join(s.dir, "coverage.yaml")
-	s.cover(fmt.Sprintf(`
-maxConcurrent: 5
-drivers:
-- {driver: net.example.com, backend: own}
-- {driver: disk.example.com, local: true}
-backends:
-- {name: own, endpoint: %q}
-`, s.endpoint))
-	s.createNodes(s.name, s.lostAddr)
+	s.endpoint = fmt.Sprintf("127.0.0.1:%d", 20000+s.number)
+	s.coverBy("own", "")
 	return s
+}
+
+// restart starts the controller of the volumes; one that runs is killed before.
+func (s *driverSite) restart() {
+	s.t.Helper()
+	if s.process != nil {
+		testkit.Must(s.t, s.process.Kill())
+	}
+	p := testkit.Value(driver.Launch(s.t.Context(), cleat, s.dir, "controller", nil, s.flags(s.endpoint)...))(s.t)
+	s.t.Cleanup(func() { _ = p.Kill() })
+	s.process = p
 }
 
 // flags are those of the chart for a controller, whose state is in the API server.
@@ -117,36 +112,39 @@ func (s *driverSite) connect(node string) (*spdktest.Session, error) {
 // host is a host that connects again as soon as it is disconnected, until the test ends.
 type host struct {
 	mu   sync.Mutex
-	last time.Time // when it was last seen connected
-	runs chan struct{}
+	last time.Time // when its last command began that the target accepted
+	stop func()
 }
 
 func (s *driverSite) host(node string) *host {
 	s.t.Helper()
-	h := &host{runs: make(chan struct{})}
 	ctx, cancel := context.WithCancel(context.Background())
-	s.t.Cleanup(func() { cancel(); <-h.runs })
-	first := testkit.Value(s.connect(node))(s.t)
-	go func() {
-		defer close(h.runs)
-		session := first
+	var running sync.WaitGroup
+	h := &host{stop: func() { cancel(); running.Wait() }}
+	s.t.Cleanup(h.stop)
+	session := testkit.Value(s.connect(node))(s.t)
+	running.Go(func() {
 		for tick := time.NewTicker(2 * time.Millisecond); ; {
+			now := time.Now()
 			if session == nil || !session.Alive() {
 				session, _ = s.connect(node) // refused while it is fenced
 			}
 			if session != nil && session.Alive() {
 				h.mu.Lock()
-				h.last = time.Now()
+				h.last = now
 				h.mu.Unlock()
 			}
 			select {
 			case <-ctx.Done():
 				tick.Stop()
+				if session != nil {
+					session.Close()
+				}
 				return
 			case <-tick.C:
 			}
 		}
-	}()
+	})
 	return h
 }
 
@@ -154,6 +152,34 @@ func (h *host) seen() time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.last
+}
+
+// write starts the controller of the volumes and a host on the lost node, and returns
+// when the last command of the host began that the target accepted: as long as it is
+// connected.
+func (s *driverSite) write() (accepted func() time.Time) {
+	s.t.Helper()
+	s.restart()
+	c := csi.NewControllerClient(s.process.Conn)
+	s.create(c)
+	testkit.Must(s.t, s.publish(c, "lost"))
+	s.lostHost = s.host("lost")
+	return s.lostHost.seen
+}
+
+// reboot also ends the host's connection.
+func (s *driverSite) reboot() {
+	s.t.Helper()
+	s.lostHost.stop()
+	s.site.reboot()
+}
+
+// checkReturned fails unless node and storage are as before the takeover.
+func (s *driverSite) checkReturned() {
+	s.t.Helper()
+	s.checkNode()
+	testkit.Must(s.t, s.publish(csi.NewControllerClient(s.process.Conn), "lost"))
+	testkit.Value(s.connect("lost"))(s.t).Close()
 }
 
 // The controller of a network engine is the backend of its own volumes: the lost node's
@@ -192,7 +218,7 @@ func TestControllerOfSPDK(t *testing.T) {
 	}
 	next.Close()
 	s.unpublish(c, "healthy")
-	s.reboot()
+	s.site.reboot() // and the host goes on
 	s.awaitReason("Released")
 	testkit.Must(t, s.publish(c, "lost"))
 	testkit.Eventually(t, "the host is connected again", func() bool { return lost.seen().After(certificate.At) })

@@ -55,7 +55,7 @@ func (s *site) watch() *history {
 	for _, of := range []struct {
 		resource        schema.GroupVersionResource
 		namespace, name string
-	}{{nodes, "", s.node()}, {takeover.Resource, namespace, s.node()}} {
+	}{{nodes, "", s.node()}, {takeover.Resource, s.namespace, s.node()}} {
 		objects := s.client.Resource(of.resource).Namespace(of.namespace)
 		only := metav1.ListOptions{FieldSelector: "metadata.name=" + of.name}
 		version := testkit.Value(objects.List(ctx, only))(s.t).GetResourceVersion()
@@ -121,13 +121,34 @@ func (h *history) has(version string) bool {
 	return slices.ContainsFunc(h.events, func(e event) bool { return fmt.Sprint(e.version) == version })
 }
 
-// check judges a history with what the storage has recorded:
+// check judges a history with the records of writers.
+func (s *site) check(h *history, writers ...*storage.Writer) {
+	s.t.Helper()
+	accepted := make([]time.Time, len(writers))
+	for i, w := range writers {
+		accepted[i] = s.lastOf(w)
+	}
+	s.judge(h, accepted...)
+}
+
+// lastOf returns when the storage has accepted a writer's last write.
+func (s *site) lastOf(w *storage.Writer) time.Time {
+	s.t.Helper()
+	all := testkit.Value(s.records.Read())(s.t)[w.ID]
+	if len(all) == 0 {
+		s.t.Fatalf("writer %d has no record", w.ID)
+	}
+	return all[len(all)-1].At
+}
+
+// judge judges a history with when the storage has accepted the last write of each
+// writer on the lost node:
 //
 //	no write of the lost node was accepted after the certificate
 //	no taint before the certificate
 //	no certificate before the intent it names
 //	no release without another boot of the machine
-func (s *site) check(h *history, writers ...*storage.Writer) {
+func (s *site) judge(h *history, accepted ...time.Time) {
 	s.t.Helper()
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -171,14 +192,9 @@ func (s *site) check(h *history, writers ...*storage.Writer) {
 	if released != 0 && released < tainted {
 		s.t.Errorf("released at version %d, before the taint at %d", released, tainted)
 	}
-	records := testkit.Value(s.records.Read())(s.t)
-	for _, w := range writers {
-		all := records[w.ID]
-		if len(all) == 0 {
-			s.t.Fatalf("writer %d has no record", w.ID)
-		}
-		if last := all[len(all)-1]; !last.At.Before(certificate.At) {
-			s.t.Errorf("writer %d: write %d was accepted %s after the certificate", w.ID, last.Number, last.At.Sub(certificate.At))
+	for i, last := range accepted {
+		if !last.Before(certificate.At) {
+			s.t.Errorf("writer %d: a write was accepted %s after the certificate", i, last.Sub(certificate.At))
 		}
 	}
 }
@@ -276,13 +292,18 @@ func (s *site) untilReason(point, want string) (kills int) {
 // checkReturned fails unless node and storage are as before the takeover.
 func (s *site) checkReturned() {
 	s.t.Helper()
-	if n := s.nodeObject(); n.Spec.Unschedulable || taintOf(n) != "" {
-		s.t.Errorf("the node is not as before: %+v", n.Spec)
-	}
+	s.checkNode()
 	if held := testkit.Value(s.service.List(s.t.Context(), nil))(s.t); len(held) > 0 {
 		s.t.Errorf("fences are left: %v", held)
 	}
 	s.writer(99) // has access again
+}
+
+func (s *site) checkNode() {
+	s.t.Helper()
+	if n := s.nodeObject(); n.Spec.Unschedulable || taintOf(n) != "" {
+		s.t.Errorf("the node is not as before: %+v", n.Spec)
+	}
 }
 
 // A leader that was stopped for longer than its Lease changes nothing when it
@@ -371,45 +392,78 @@ func TestReleaseByAdministrator(t *testing.T) {
 	s.checkReturned()
 }
 
+// place is a site with a storage and a backend of some kind.
+type place interface {
+	common() *site
+	// write lets the lost node write until the test ends, and returns when the storage
+	// has accepted its last write.
+	write() (accepted func() time.Time)
+	restart() // kills the backend's service and starts it again
+	reboot()  // of the lost node
+	checkReturned()
+}
+
+func (s *site) common() *site { return s }
+
+func (s *site) write() (accepted func() time.Time) {
+	w := s.writer(1)
+	return func() time.Time { return s.lastOf(w) }
+}
+
 // Takeovers with faults at random: controllers are killed between any two steps or
-// at any time, the fence service is killed, and two controllers overlap.
+// at any time, the backend's service is killed, answers of the API server are lost, and
+// two controllers overlap.
 func TestHistories(t *testing.T) {
-	seeds := make([]uint64, 200)
-	for i := range seeds {
-		seeds[i] = uint64(i)
+	runs := 20
+	if soak.Enabled {
+		runs = 1000
+	}
+	kinds := []struct {
+		name string
+		make func(testing.TB) place
+	}{
+		{"filter", func(t testing.TB) place { return newSite(t) }},
+		{"spdk", func(t testing.TB) place { return newDriverSite(t) }},
 	}
 	points := testkit.CrashPoints(t, "takeover")
-	for _, seed := range soak.Pick(1, seeds) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			random := rand.New(rand.NewPCG(seed, 41))
-			s := newSite(t)
-			h, w, lossy := s.watch(), s.writer(1), s.proxied()
-			testkit.Value(s.run("start"))(t)
-			s.disturb(random, lossy, points, "TakenOver")
-			s.reboot()
-			s.disturb(random, lossy, points, "Released")
-			s.check(h, w)
-			s.checkReturned()
+	for seed := range runs {
+		kind := kinds[seed%len(kinds)]
+		t.Run(fmt.Sprint(kind.name, seed), func(t *testing.T) {
+			t.Parallel() // most of the time controllers wait for the Lease of one that was killed
+			random := rand.New(rand.NewPCG(uint64(seed), 41))
+			p := kind.make(t)
+			s := p.common()
+			s.isolate()
+			h, accepted, lossy := s.watch(), p.write(), s.proxied()
+			testkit.Value(takeover.Start(t.Context(), s.client, s.namespace, s.node()))(t)
+			disturb(p, random, lossy, points, "TakenOver")
+			if random.IntN(2) == 0 {
+				p.restart() // which keeps the fence
+			}
+			p.reboot()
+			disturb(p, random, lossy, points, "Released")
+			s.judge(h, accepted())
+			p.checkReturned()
 		})
 	}
 }
 
 // disturb injects up to five faults, then lets a controller reach the reason.
-func (s *site) disturb(random *rand.Rand, lossy *proxy, points []string, want string) {
+func disturb(p place, random *rand.Rand, lossy *proxy, points []string, want string) {
+	s := p.common()
 	s.t.Helper()
 	isReached := func() bool { return strings.HasPrefix(s.reason(), want+":") }
-	for range random.IntN(5) {
+	for range random.IntN(6) {
 		if isReached() {
 			return
 		}
 		fault := random.IntN(4)
 		point := fmt.Sprintf("CLEAT_CRASHPOINT=%s=%d", points[random.IntN(len(points))], 1+random.IntN(6))
-		p := s.controller(point)
+		first := s.controller(point)
 		switch fault {
 		case 0: // only the controller
 		case 1:
-			testkit.Must(s.t, s.service.Kill())
-			s.serve()
+			p.restart()
 		case 2:
 			second := s.controller(point)
 			defer second.Kill()
@@ -419,13 +473,13 @@ func (s *site) disturb(random *rand.Rand, lossy *proxy, points []string, want st
 		}
 		testkit.Eventually(s.t, "the controller is killed, or done", func() bool {
 			select {
-			case <-p.Done():
+			case <-first.Done():
 				return true
 			default:
 				return isReached() || random.IntN(100) == 0
 			}
 		})
-		p.Kill()
+		first.Kill()
 		lossy.loseAnswers(nil)
 	}
 	last := s.controller()

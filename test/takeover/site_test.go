@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
+	"sigs.k8s.io/yaml"
 
 	"github.com/cleatproject/cleat/internal/kubeobject"
 	"github.com/cleatproject/cleat/internal/mutualtls"
@@ -47,7 +48,9 @@ var server = netip.MustParsePrefix("10.9.0.2/16")
 type site struct {
 	t         testing.TB
 	client    dynamic.Interface
+	number    uint64
 	name      string // prefix of its objects
+	namespace string // of its remediation and of the Lease of its controllers
 	machine   *rig.Machine
 	network   *rig.Network
 	service   *serve.Service
@@ -63,28 +66,14 @@ type site struct {
 
 func newSite(t testing.TB) *site {
 	t.Helper()
-	number := names.Add(1)
-	s := &site{
-		t: t, client: testkit.Value(api.Client(""))(t), name: fmt.Sprintf("s%d", number),
-		machine: rig.NewMachine(t), network: rig.NewNetwork(t), lost: rig.NewNamespace(t), lostAddr: netip.MustParseAddr(fmt.Sprintf("10.9.%d.7", number)),
-	}
+	s := newSiteWithoutStorage(t)
+	s.machine, s.network, s.lost = rig.NewMachine(t), rig.NewNetwork(t), rig.NewNamespace(t)
 	s.network.Attach(t, s.machine.Namespace, server)
 	s.network.Attach(t, s.lost, netip.PrefixFrom(s.lostAddr, 16))
-	s.authority = testkit.NewAuthority(t, "fencing")
 	s.records = testkit.Value(storage.StartRecords(s.machine, port))(t)
 	s.serve()
 	s.endpoint = s.forward(netip.AddrPortFrom(server.Addr(), fencePort))
-	s.coverage = filepath.Join(rig.Dir(t), "coverage.yaml")
-	s.cover(fmt.Sprintf(`
-maxConcurrent: 5
-drivers:
-- {driver: net.example.com, backend: storage}
-- {driver: disk.example.com, local: true}
-backends:
-- {name: storage, endpoint: %q, nodeAddresses: true}
-`, s.endpoint))
-	s.program, s.kubeconfig, s.leaseDuration = cleat, testkit.Value(api.Kubeconfig(account))(t), "1s"
-	s.createNodes(s.name, s.lostAddr)
+	s.coverBy("storage", ", nodeAddresses: true")
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("logs of the fence service:\n%s", serve.Logs(s.machine))
@@ -93,11 +82,53 @@ backends:
 	return s
 }
 
+// newSiteWithoutStorage returns a site with its nodes. It has no backend yet.
+func newSiteWithoutStorage(t testing.TB) *site {
+	t.Helper()
+	number := names.Add(1)
+	s := &site{
+		t: t, client: testkit.Value(api.Client(""))(t), number: number, name: fmt.Sprintf("s%d", number), namespace: namespace, authority: testkit.NewAuthority(t, "fencing"),
+		lostAddr: netip.AddrFrom4([4]byte{10, 9, byte(number / 100), byte(2*(number%100) + 10)}), coverage: filepath.Join(testkit.Dir(t), "coverage.yaml"),
+		program: cleat, kubeconfig: testkit.Value(api.Kubeconfig(account))(t), leaseDuration: "1s",
+	}
+	s.createNodes(s.name, s.lostAddr)
+	return s
+}
+
+// isolate gives a site's remediation a namespace of its own, with the rights that the
+// chart gives the controller in the release's: sites of several tests run at a time.
+func (s *site) isolate() {
+	s.t.Helper()
+	s.namespace = s.name
+	objects := []map[string]any{{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": s.namespace}}}
+	for _, resource := range []string{"roles", "rolebindings"} {
+		r := schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: resource}
+		for _, u := range testkit.Value(s.client.Resource(r).Namespace(namespace).List(s.t.Context(), metav1.ListOptions{}))(s.t).Items {
+			u.Object["metadata"] = map[string]any{"name": u.GetName(), "namespace": s.namespace}
+			objects = append(objects, u.Object)
+		}
+	}
+	for _, o := range objects {
+		testkit.Must(s.t, apply(s.t.Context(), testkit.Value(yaml.Marshal(o))(s.t)))
+	}
+	s.t.Cleanup(func() { // every pass of the other sites lists all nodes
+		only := metav1.ListOptions{LabelSelector: "test.example.com/site=" + s.name}
+		testkit.Must(s.t, s.client.Resource(nodes).DeleteCollection(testkit.Context(s.t), metav1.DeleteOptions{}, only))
+	})
+}
+
 func (s *site) serve() {
 	s.t.Helper()
 	s.service = testkit.Value(serve.Launch(s.t.Context(), s.machine, cleat, nil, append(tlsFlags(s.authority.Files(s.t, nil, "127.0.0.1")),
 		"--ports", fmt.Sprint(port), "--check-interval", "200ms", "--listen", fmt.Sprintf(":%d", fencePort))...))(s.t)
 	s.t.Cleanup(func() { _ = s.service.Close() })
+}
+
+// restart kills the fence service and starts it again.
+func (s *site) restart() {
+	s.t.Helper()
+	testkit.Must(s.t, s.service.Kill())
+	s.serve()
 }
 
 func tlsFlags(f mutualtls.Files) []string {
@@ -136,6 +167,19 @@ func (s *site) forward(to netip.AddrPort) string {
 		}
 	})
 	return l.Addr().String()
+}
+
+// coverBy covers the volumes by a backend at the endpoint.
+func (s *site) coverBy(backend, more string) {
+	s.t.Helper()
+	s.cover(fmt.Sprintf(`
+maxConcurrent: 5
+drivers:
+- {driver: net.example.com, backend: %[1]s}
+- {driver: disk.example.com, local: true}
+backends:
+- {name: %[1]s, endpoint: %[2]q%[3]s}
+`, backend, s.endpoint, more))
 }
 
 // cover writes the configuration of controllers that start from now on.
@@ -213,7 +257,7 @@ func (s *site) writer(id uint64) *storage.Writer {
 // controller starts cleat takeover with more environment.
 func (s *site) controller(env ...string) *testkit.Process {
 	s.t.Helper()
-	args := append(tlsFlags(s.authority.Files(s.t, nil, "takeover")), "--coverage", s.coverage, "--lease-duration", s.leaseDuration,
+	args := append(tlsFlags(s.authority.Files(s.t, nil, "takeover")), "--coverage", s.coverage, "--namespace", s.namespace, "--lease-duration", s.leaseDuration,
 		"--kubeconfig", s.kubeconfig, "--log-level", "debug", "--log-format", "text")
 	cmd := exec.Command(s.program, append([]string{"takeover"}, args...)...)
 	cmd.Env = append(os.Environ(), env...)
@@ -232,7 +276,7 @@ func (s *site) run(args ...string) (string, error) {
 
 func (s *site) remediation() *takeover.Remediation {
 	s.t.Helper()
-	for _, r := range testkit.Value(takeover.Of(testkit.Context(s.t), s.client, namespace, s.node()))(s.t) {
+	for _, r := range testkit.Value(takeover.Of(testkit.Context(s.t), s.client, s.namespace, s.node()))(s.t) {
 		return r
 	}
 	return nil
