@@ -121,6 +121,18 @@ func (h *history) has(version string) bool {
 	return slices.ContainsFunc(h.events, func(e event) bool { return fmt.Sprint(e.version) == version })
 }
 
+// isReached reports whether the newest remediation has the reason. It makes no request.
+func (h *history) isReached(reason string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, e := range slices.Backward(h.events) {
+		if e.remediation != nil {
+			return strings.HasPrefix(reasonOf(e.remediation), reason+":")
+		}
+	}
+	return false
+}
+
 // check judges a history with the records of writers.
 func (s *site) check(h *history, writers ...*storage.Writer) {
 	s.t.Helper()
@@ -403,6 +415,14 @@ type place interface {
 	checkReturned()
 }
 
+var kinds = []struct {
+	name string
+	make func(testing.TB) place
+}{
+	{"filter", func(t testing.TB) place { return newSite(t) }},
+	{"spdk", func(t testing.TB) place { return newDriverSite(t) }},
+}
+
 func (s *site) common() *site { return s }
 
 func (s *site) write() (accepted func() time.Time) {
@@ -414,16 +434,9 @@ func (s *site) write() (accepted func() time.Time) {
 // at any time, the backend's service is killed, answers of the API server are lost, and
 // two controllers overlap.
 func TestHistories(t *testing.T) {
-	runs := 20
+	runs := 50
 	if soak.Enabled {
 		runs = 1000
-	}
-	kinds := []struct {
-		name string
-		make func(testing.TB) place
-	}{
-		{"filter", func(t testing.TB) place { return newSite(t) }},
-		{"spdk", func(t testing.TB) place { return newDriverSite(t) }},
 	}
 	points := testkit.CrashPoints(t, "takeover")
 	for seed := range runs {
@@ -436,12 +449,12 @@ func TestHistories(t *testing.T) {
 			s.isolate()
 			h, accepted, lossy := s.watch(), p.write(), s.proxied()
 			testkit.Value(takeover.Start(t.Context(), s.client, s.namespace, s.node()))(t)
-			disturb(p, random, lossy, points, "TakenOver")
+			disturb(p, h, random, lossy, points, "TakenOver")
 			if random.IntN(2) == 0 {
 				p.restart() // which keeps the fence
 			}
 			p.reboot()
-			disturb(p, random, lossy, points, "Released")
+			disturb(p, h, random, lossy, points, "Released")
 			s.judge(h, accepted())
 			p.checkReturned()
 		})
@@ -449,12 +462,11 @@ func TestHistories(t *testing.T) {
 }
 
 // disturb injects up to five faults, then lets a controller reach the reason.
-func disturb(p place, random *rand.Rand, lossy *proxy, points []string, want string) {
+func disturb(p place, h *history, random *rand.Rand, lossy *proxy, points []string, want string) {
 	s := p.common()
 	s.t.Helper()
-	isReached := func() bool { return strings.HasPrefix(s.reason(), want+":") }
 	for range random.IntN(6) {
-		if isReached() {
+		if h.isReached(want) {
 			return
 		}
 		fault := random.IntN(4)
@@ -476,7 +488,7 @@ func disturb(p place, random *rand.Rand, lossy *proxy, points []string, want str
 			case <-first.Done():
 				return true
 			default:
-				return isReached() || random.IntN(100) == 0
+				return h.isReached(want) || random.IntN(100) == 0
 			}
 		})
 		first.Kill()
@@ -484,5 +496,5 @@ func disturb(p place, random *rand.Rand, lossy *proxy, points []string, want str
 	}
 	last := s.controller()
 	defer last.Kill()
-	s.awaitReason(want)
+	testkit.Eventually(s.t, "reason "+want, func() bool { return h.isReached(want) })
 }

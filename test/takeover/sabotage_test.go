@@ -2,6 +2,7 @@ package takeover
 
 import (
 	"testing"
+	"time"
 
 	"github.com/cleatproject/cleat/test/crash/workload"
 	"github.com/cleatproject/cleat/test/soak"
@@ -30,16 +31,23 @@ func TestSabotageTurnsRed(t *testing.T) {
 	for _, c := range soak.Pick(1, sabotages) {
 		t.Run(c.name, func(t *testing.T) {
 			program := workload.BuildWith(t, c.left)
-			testkit.MustFail(t, c.symptom, func(t testing.TB) {
-				s := newSite(t)
-				s.program = program
-				h, w := s.watch(), s.writer(1)
-				s.controller()
-				testkit.Value(s.run("start"))(t)
-				s.awaitReason("TakenOver")
-				_ = w.Await(testkit.Context(t), 20) // ends at once if it is fenced
-				s.check(h, w)
-			})
+			for _, kind := range kinds {
+				testkit.MustFail(t, c.symptom, func(t testing.TB) {
+					p := kind.make(t)
+					s := p.common()
+					s.program = program
+					h, accepted := s.watch(), p.write()
+					s.controller()
+					testkit.Value(s.run("start"))(t)
+					s.awaitReason("TakenOver")
+					taken, tick := time.Now(), time.NewTicker(10*time.Millisecond)
+					defer tick.Stop()
+					for !accepted().After(taken) && time.Since(taken) < 5*time.Second { // never if it is fenced
+						<-tick.C
+					}
+					s.judge(h, accepted())
+				})
+			}
 		})
 	}
 }

@@ -287,9 +287,14 @@ func (s *site) nodeObject() *corev1.Node {
 	return testkit.Value(kubeobject.Get[corev1.Node](testkit.Context(s.t), s.client, nodes, "", s.node()))(s.t)
 }
 
-// reason is that of the remediation's condition Processing.
+// reason is that of the remediation.
 func (s *site) reason() string {
-	r := s.remediation()
+	s.t.Helper()
+	return reasonOf(s.remediation())
+}
+
+// reasonOf is that of the condition Processing, empty without a remediation.
+func reasonOf(r *takeover.Remediation) string {
 	if r == nil {
 		return ""
 	}
