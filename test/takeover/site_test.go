@@ -31,9 +31,10 @@ import (
 )
 
 var (
-	nodes = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
-	pods  = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
-	names atomic.Uint64 // of sites: all share the API server, in which addresses are unique
+	nodes       = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
+	pods        = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	attachments = schema.GroupVersionResource{Group: "storage.k8s.io", Version: "v1", Resource: "volumeattachments"}
+	names       atomic.Uint64 // of sites: all share the API server, in which addresses are unique
 )
 
 const (
@@ -111,9 +112,12 @@ func (s *site) isolate() {
 	for _, o := range objects {
 		testkit.Must(s.t, apply(s.t.Context(), testkit.Value(yaml.Marshal(o))(s.t)))
 	}
-	s.t.Cleanup(func() { // every pass of the other sites lists all nodes
+	s.t.Cleanup(func() { // every pass of the other sites lists all of these
 		only := metav1.ListOptions{LabelSelector: "test.example.com/site=" + s.name}
-		testkit.Must(s.t, s.client.Resource(nodes).DeleteCollection(testkit.Context(s.t), metav1.DeleteOptions{}, only))
+		testkit.Must(s.t,
+			s.client.Resource(nodes).DeleteCollection(testkit.Context(s.t), metav1.DeleteOptions{}, only),
+			s.client.Resource(attachments).Delete(testkit.Context(s.t), s.name+"-net", metav1.DeleteOptions{}),
+		)
 	})
 }
 
