@@ -66,7 +66,7 @@ func (e *Explainer) pendingClaim(ctx context.Context, object string, claim *core
 	waits := class != nil && class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
 	if event := e.warning(ctx, claim, "ProvisioningFailed", "SourceNode"); event != nil {
 		a := newAnswer(object, "Its volume could not be created.")
-		e.reported(&a, event)
+		e.reported(&a, event, e.messages)
 		return a
 	}
 	if waits && node == "" {
@@ -128,15 +128,16 @@ func (e *Explainer) deletedClaim(ctx context.Context, object string, claim *core
 
 // boundClaim explains a growth or a change of attributes that is not complete.
 func (e *Explainer) boundClaim(ctx context.Context, object string, claim *corev1.PersistentVolumeClaim) Answer {
+	messages := first(e.messages, "A claim does not grow")
 	for _, c := range claim.Status.Conditions {
 		if c.Status != corev1.ConditionTrue || !isOfChange(c.Type) {
 			continue
 		}
 		a := newAnswer(object, "It is bound, and a change of its volume is not complete.")
 		a.evidence("condition %s since %s: %s", c.Type, age(e.now.Sub(c.LastTransitionTime.Time)), c.Message)
-		a.explain(find(e.messages, c.Message))
+		a.explain(find(messages, c.Message))
 		if event := e.changeFailed(ctx, claim); event != nil {
-			e.reported(&a, event)
+			e.reported(&a, event, messages)
 		}
 		return a
 	}

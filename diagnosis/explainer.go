@@ -140,10 +140,10 @@ func eventTime(e *corev1.Event) time.Time {
 }
 
 // reported adds the event to an answer, with what the page says of its message.
-func (e *Explainer) reported(a *Answer, event *corev1.Event) {
+func (e *Explainer) reported(a *Answer, event *corev1.Event, messages []message) {
 	who := cmp.Or(event.ReportingController, event.Source.Component, "a component")
 	a.evidence("event %s, %s ago, by %s: %s", event.Reason, age(e.now.Sub(eventTime(event))), who, event.Message)
-	a.explain(find(e.messages, event.Message))
+	a.explain(find(messages, event.Message))
 }
 
 // driver is a CSI driver as the cluster knows it.

@@ -2,6 +2,7 @@ package diagnosis
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/cleatproject/cleat/docs"
@@ -10,21 +11,33 @@ import (
 
 // message is a row of docs/troubleshooting.md.
 type message struct {
-	texts  []string // any of them; "…" stands for any text
-	who    string   // component that writes it
-	cause  string
-	advice string
+	section string
+	texts   []string // any of them; "…" stands for any text
+	who     string   // component that writes it
+	cause   string
+	advice  string
 }
 
 // messages returns the rows that quote a message.
 func messages() []message {
 	var all []message
-	for _, row := range markdown.Rows(docs.Troubleshooting) {
-		if texts := markdown.Spans(row["message"]); len(texts) > 0 {
-			all = append(all, message{texts: texts, who: row["who"], cause: plain(row["cause"]), advice: plain(row["what to do"])})
+	for section := range strings.SplitSeq(docs.Troubleshooting, "\n## ") {
+		title, _, _ := strings.Cut(section, "\n")
+		for _, row := range markdown.Rows(section) {
+			if texts := markdown.Spans(row["message"]); len(texts) > 0 {
+				all = append(all, message{section: title, texts: texts, who: row["who"], cause: plain(row["cause"]), advice: plain(row["what to do"])})
+			}
 		}
 	}
 	return all
+}
+
+// first returns the messages with those of a section at the beginning: another
+// section can have the same one with another cause.
+func first(all []message, section string) []message {
+	return slices.SortedStableFunc(slices.Values(all), func(a, b message) int {
+		return -compareBool(a.section == section, b.section == section)
+	})
 }
 
 var link = regexp.MustCompile(`\[([^\]]*)\]\(([^)]*)\)`)
@@ -42,8 +55,8 @@ func plain(cell string) string {
 	return strings.NewReplacer("**", "", "`", "").Replace(cell)
 }
 
-// find returns the row with the longest message that the text contains, nil
-// without one.
+// find returns the row with the longest message that the text contains, of equal
+// ones the first; nil without one.
 func find(all []message, text string) *message {
 	var best *message
 	longest := 0

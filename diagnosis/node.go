@@ -111,12 +111,13 @@ func lookAt(p *corev1.Pod, container, state string) string {
 }
 
 func runsDriver(p *corev1.Pod, driver string) bool {
-	for _, c := range p.Spec.Containers {
-		if slices.Contains(c.Args, driverArgument+driver) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(containersOf(p), func(c corev1.Container) bool { return slices.Contains(c.Args, driverArgument+driver) })
+}
+
+// containersOf has the init containers too: a server that starts before its
+// sidecars is one of them.
+func containersOf(p *corev1.Pod) []corev1.Container {
+	return slices.Concat(p.Spec.InitContainers, p.Spec.Containers)
 }
 
 // podState describes a pod as one line, and names the container that does not

@@ -62,14 +62,14 @@ func (e *Explainer) releasePods(ctx context.Context) []*corev1.Pod {
 		LabelSelector: componentLabel + " in (csi-node,csi-controller,csi-placement,fence,dpu,sriov-plugin,sriov-daemon,takeover)",
 	})
 	return slices.DeleteFunc(pods, func(p *corev1.Pod) bool {
-		return !slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool {
+		return !slices.ContainsFunc(containersOf(p), func(c corev1.Container) bool {
 			return len(c.Args) > 0 && slices.Contains([]string{"csi", "fence", "dpu", "sriov", "takeover"}, c.Args[0])
 		})
 	})
 }
 
 func driverOf(p *corev1.Pod) string {
-	for _, c := range p.Spec.Containers {
+	for _, c := range containersOf(p) {
 		for _, arg := range c.Args {
 			if name, is := strings.CutPrefix(arg, driverArgument); is {
 				return name

@@ -132,6 +132,9 @@ func (e *Explainer) device(ctx context.Context, a *Answer, text string) bool {
 	return true
 }
 
+// noImage matches the kubelet's reasons of a container without an image.
+var noImage = regexp.MustCompile(`ErrImagePull|ImagePullBackOff|ErrImageNeverPull`)
+
 // starting explains a pod that has a node.
 func (e *Explainer) starting(ctx context.Context, object string, pod *corev1.Pod) Answer {
 	node := pod.Spec.NodeName
@@ -145,6 +148,9 @@ func (e *Explainer) starting(ctx context.Context, object string, pod *corev1.Pod
 	}
 	if state, container := podState(pod); container != "" && !strings.Contains(state, "ContainerCreating") {
 		a := newAnswer(object, "Its volumes are mounted, and a container does not run.")
+		if noImage.MatchString(state) {
+			a.Reason = fmt.Sprintf("Its volumes are mounted. The image of container %s is not on node %s, and cannot be pulled.", container, node)
+		}
 		a.evidence("%s", state)
 		a.next("%s", lookAt(pod, container, state))
 		return a
@@ -160,7 +166,7 @@ func (e *Explainer) starting(ctx context.Context, object string, pod *corev1.Pod
 	a := newAnswer(object, "The kubelet of node %s prepares it.", node)
 	if event := e.warning(ctx, pod, "FailedMount", "FailedMapVolume", "FailedAttachVolume", "FailedCreatePodSandBox"); event != nil {
 		a.Reason = fmt.Sprintf("The kubelet of node %s cannot prepare it: %s.", node, event.Reason)
-		e.reported(&a, event)
+		e.reported(&a, event, e.messages)
 		e.fences(ctx, &a, node)
 	} else {
 		a.evidence("no event reports a failure")

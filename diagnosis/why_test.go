@@ -139,6 +139,12 @@ func driverPod(status string) string {
 		"spec: {nodeName: node-1, containers: [{name: driver, args: [csi, --driver-name=csi.cleat.dev]}]}\nstatus: " + status
 }
 
+// besideSidecars is the driver's pod of most releases: the driver starts before the
+// sidecars.
+func besideSidecars(status string) string {
+	return strings.Replace(driverPod(status), "containers: [{name: driver", "containers: [{name: csi-provisioner}], initContainers: [{restartPolicy: Always, name: driver", 1)
+}
+
 func unscheduled(message string) string {
 	return "{phase: Pending, conditions: [{type: PodScheduled, status: \"False\", reason: Unschedulable, message: '" + message + "'}]}"
 }
@@ -175,16 +181,17 @@ func TestWhy(t *testing.T) {
 		"snapshot not ready": {objects: strings.ReplaceAll(pending, "resources", "dataSourceRef: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: s}, resources") +
 			"\n---\napiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshot\nmetadata: {name: s, namespace: shop}\nstatus: {boundVolumeSnapshotContentName: c, error: {message: the pool has less than its reserve of 5%}}", object: "pvc/data", reason: "The pool is full", next: "delete volumes or snapshots first"},
 		"driver not registered":    {objects: podOf("bound", scheduled)[5:] + creating + unregistered + driverPod("{phase: Pending, containerStatuses: [{name: driver, state: {waiting: {reason: ImagePullBackOff, message: Back-off pulling image}}}]}"), reason: "The image is not on this node", next: "describe pod cleat-csi-node-x7", evidence: "container driver: ImagePullBackOff"},
+		"driver beside sidecars":   {objects: podOf("bound", scheduled)[5:] + creating + unregistered + besideSidecars("{phase: Pending, initContainerStatuses: [{name: driver, state: {waiting: {reason: ErrImageNeverPull, message: not present with pull policy of Never}}}], containerStatuses: [{name: csi-provisioner, state: {waiting: {reason: PodInitializing}}}]}"), reason: "The image is not on this node", next: "describe pod cleat-csi-node-x7", evidence: "container driver: ErrImageNeverPull"},
 		"driver crashes":           {objects: podOf("bound", scheduled)[5:] + creating + unregistered + driverPod("{phase: Running, containerStatuses: [{name: driver, state: {waiting: {reason: CrashLoopBackOff, message: back-off 5m}}}]}"), reason: "not registered", next: "logs cleat-csi-node-x7 -c driver --previous", evidence: "CrashLoopBackOff"},
 		"mount refused":            {objects: podOf("bound", scheduled)[5:] + creating + eventOf("db", "FailedMount", "MountVolume.MountDevice failed for volume \"pvc-1\" : rpc error: the kernel does not support the file system xfs"), reason: "module is missing or not loaded", next: "modprobe as the message says", evidence: "event FailedMount, 60s ago"},
 		"node is fenced":           {objects: podOf("remote", scheduled)[5:] + creating + "\n---\napiVersion: storage.k8s.io/v1\nkind: VolumeAttachment\nmetadata: {name: csi-1}\nspec: {attacher: spdk.csi.cleat.dev, nodeName: node-1, source: {persistentVolumeName: pvc-2}}\nstatus: {attached: false, attachError: {time: \"2026-11-27T12:09:00Z\", message: \"client node-1 is fenced: 192.0.2.0/24; it gets no volume until the block is unfenced with UnfenceClusterNetwork\"}}\n---\napiVersion: csiaddons.openshift.io/v1alpha1\nkind: NetworkFence\nmetadata: {name: lost}\nspec: {fenceState: Fenced, cidrs: [192.0.2.1/32]}\nstatus: {result: Succeeded}", reason: "The node was fenced", next: "patch networkfence lost", evidence: "NetworkFence lost fences 192.0.2.1"},
 		"attached elsewhere":       {objects: podOf("remote", scheduled)[5:] + creating + "\n---\napiVersion: storage.k8s.io/v1\nkind: VolumeAttachment\nmetadata: {name: csi-1}\nspec: {attacher: spdk.csi.cleat.dev, nodeName: node-2, source: {persistentVolumeName: pvc-2}}\nstatus: {attached: true}", reason: "attached to node node-2, and must be detached there first. The node does not exist any more", next: "day2.md#a-node-is-lost"},
 		"controller is away":       {objects: podOf("remote", scheduled)[5:] + creating + "\n---\napiVersion: storage.k8s.io/v1\nkind: VolumeAttachment\nmetadata: {name: csi-1}\nspec: {attacher: spdk.csi.cleat.dev, nodeName: node-1, source: {persistentVolumeName: pvc-2}}", reason: "csi-attacher has not attached it", next: "csi-controller", evidence: "no status"},
-		"image of the pod":         {objects: podOf("bound", scheduled)[5:] + "{phase: Pending, containerStatuses: [{name: c, state: {waiting: {reason: ErrImagePull, message: not found}}}]}", reason: "volumes are mounted, and a container does not run", next: "describe pod db", evidence: "ErrImagePull: not found"},
+		"image of the pod":         {objects: podOf("bound", scheduled)[5:] + "{phase: Pending, containerStatuses: [{name: c, state: {waiting: {reason: ErrImagePull, message: not found}}}]}", reason: "Its volumes are mounted. The image of container c is not on node node-1, and cannot be pulled", next: "describe pod db", evidence: "ErrImagePull: not found"},
 		"terminating, node lost":   {objects: strings.Replace(podOf("bound", scheduled)[5:], "uid: u1", "deletionTimestamp: \"2026-11-27T12:00:00Z\"", 1) + "{phase: Running}\n---\napiVersion: v1\nkind: Node\nmetadata: {name: node-1}\nstatus: {conditions: [{type: Ready, status: Unknown, lastTransitionTime: \"2026-11-27T12:00:00Z\"}]}", reason: "can still write to storage on the network", next: "day2.md#a-node-is-lost"},
 		"terminating, no driver":   {objects: strings.Replace(podOf("bound", scheduled)[5:], "uid: u1", "deletionTimestamp: \"2026-11-27T12:00:00Z\"", 1) + "{phase: Running}" + unregistered, reason: "cannot unmount without it", evidence: "CSINode node-1 does not list csi.cleat.dev", next: "csi-node"},
 		"growth needs a pod":       {objects: "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: bound, namespace: shop}\nspec: {volumeName: pvc-1}\nstatus: {phase: Bound, conditions: [{type: FileSystemResizePending, status: \"True\", lastTransitionTime: \"2026-11-27T12:00:00Z\", message: Waiting for user to (re-)start a pod to finish file system resize of volume on node.}]}", object: "pvc/bound", reason: "Expected, while no pod uses the claim", next: "start a pod", evidence: "condition FileSystemResizePending since 10m"},
-		"growth fails on the node": {objects: podOf("bound", scheduled)[5:] + "{phase: Running}" + eventOf("db", "VolumeResizeFailed", "rpc error: pool /p cannot promise 9 bytes more to a thin volume") + "---\napiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: bound, namespace: shop}\nspec: {volumeName: pvc-1}\nstatus: {phase: Bound, conditions: [{type: FileSystemResizePending, status: \"True\"}]}", object: "pvc/bound", reason: "a change of its volume is not complete", next: "full pool", evidence: "event VolumeResizeFailed, 60s ago"},
+		"growth fails on the node": {objects: podOf("bound", scheduled)[5:] + "{phase: Running}" + eventOf("db", "VolumeResizeFailed", "rpc error: pool /p cannot promise 9 bytes more to a thin volume") + "---\napiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: bound, namespace: shop}\nspec: {volumeName: pvc-1}\nstatus: {phase: Bound, conditions: [{type: FileSystemResizePending, status: \"True\"}]}", object: "pvc/bound", reason: "The pool does not have this capacity", next: "grow the pool", evidence: "event VolumeResizeFailed, 60s ago"},
 		"claim in use":             {objects: "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: bound, namespace: shop, deletionTimestamp: \"2026-11-27T12:00:00Z\", finalizers: [kubernetes.io/pvc-protection]}" + podOf("bound", scheduled) + "{phase: Running}", object: "pvc/bound", reason: "pod db does", next: "delete pod db"},
 		"bound claim":              {objects: podOf("bound", scheduled)[5:] + creating, object: "pvc/bound", reason: "bound to volume pvc-1", ready: true},
 		"unused claim":             {objects: "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: bound, namespace: shop}\nspec: {volumeName: pvc-1}\nstatus: {phase: Bound, conditions: [{type: Unused, status: \"True\", reason: NoPodsUsingPVC}]}", object: "pvc/bound", reason: "bound to volume pvc-1", ready: true},
@@ -262,6 +269,13 @@ func TestStatusAndVolumes(t *testing.T) {
 		"\n---\napiVersion: csiaddons.openshift.io/v1alpha1\nkind: NetworkFence\nmetadata: {name: old}\nspec: {fenceState: Fenced, cidrs: [192.0.2.9/32]}\nstatus: {result: Succeeded}" +
 		pool("1", "cleat", "node-1", "0") + pool("2", "cleat", "node-2", "5Gi") + pool("3", "other", "node-1", "0") +
 		remediation("node-7-x2f", "node-7", "TakenOver", "the fences stay", "False", "True") + remediation("node-8", "", "NoClientRecord", "storage-a", "True", "Unknown")
+	for _, pod := range []string{driverPod("{phase: Running}"), besideSidecars("{phase: Running}")} {
+		testStatusAndVolumes(t, strings.Replace(objects, driverPod("{phase: Running}"), pod, 1))
+	}
+}
+
+func testStatusAndVolumes(t *testing.T, objects string) {
+	t.Helper()
 	all, notRead := New(testClient(t, objects), now).Status(t.Context())
 	var got []string
 	for _, f := range all {
