@@ -15,14 +15,14 @@ import (
 func (e *Explainer) pod(ctx context.Context, pod *corev1.Pod) Answer {
 	object := fmt.Sprintf("pod %s/%s", pod.Namespace, pod.Name)
 	switch {
+	case pod.DeletionTimestamp != nil:
+		return e.terminating(ctx, object, pod)
 	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
 		a := done(object, "It has ended: %s.", strings.Join(slices.DeleteFunc([]string{string(pod.Status.Phase), pod.Status.Reason, pod.Status.Message}, func(s string) bool { return s == "" }), ", "))
 		if pod.Status.Reason == "UnexpectedAdmissionError" {
 			a.Reason += " The device was withdrawn at the instant when the pod was bound: its owner creates another pod."
 		}
 		return a
-	case pod.DeletionTimestamp != nil:
-		return e.terminating(ctx, object, pod)
 	case pod.Spec.NodeName == "":
 		return e.unscheduled(ctx, object, pod)
 	}
