@@ -95,28 +95,29 @@ var placeable = map[string][]string{
 	"replicaCount":   {"csi-placement", "snapshot-controller", "takeover"},
 }
 
-// Each option of each component changes the pods of that component, in every
-// mode, and nothing else.
+// The options of each component change the pods of that component, in every mode,
+// and nothing else. All are set at once: none touches what another does, so a
+// difference names its option.
 func TestOptionsOfComponents(t *testing.T) {
 	for mode, values := range map[string]string{"per node": perNode, "controller": controllerMode, "ceph": cephMode, "cephfs": cephFSMode, "spdk": spdkMode, "none": noneMode} {
 		values += theOthers + snapshotController
-		for name, opt := range options {
-			t.Run(mode+"/"+name, func(t *testing.T) {
-				more := map[string]any{}
+		t.Run(mode, func(t *testing.T) {
+			more := map[string]any{}
+			want := render(t, release{values: values, apis: apis})
+			for name, opt := range options {
 				for component, at := range valuesOf {
 					if of := placeable[name]; of == nil || slices.Contains(of, component) {
 						more[at+"."+name] = opt.value(component)
 					}
 				}
-				want := render(t, release{values: values, apis: apis})
 				for _, o := range want {
 					if component, pod := podOf(o); pod != nil && more[valuesOf[component]+"."+name] != nil {
 						opt.change(component, o, pod)
 					}
 				}
-				same(t, want, render(t, release{values: with(t, values, more), apis: apis}))
-			})
-		}
+			}
+			same(t, want, render(t, release{values: with(t, values, more), apis: apis}))
+		})
 	}
 }
 

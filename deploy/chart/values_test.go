@@ -153,6 +153,7 @@ func TestInvalidValues(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			r := release{values: test.values}
 			for _, a := range apis {
 				if a != test.lacks {
