@@ -116,7 +116,7 @@ func render(t *testing.T, set programs.Set, values string) (string, error) {
 	}
 	cmd := exec.CommandContext(t.Context(), set.Path("helm"), args...)
 	cmd.Dir = testkit.Root(t)
-	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+t.TempDir(), "HELM_CONFIG_HOME="+t.TempDir(), "HELM_DATA_HOME="+t.TempDir())
+	cmd.Env = append(os.Environ(), "GOGC=off", "HELM_CACHE_HOME="+t.TempDir(), "HELM_CONFIG_HOME="+t.TempDir(), "HELM_DATA_HOME="+t.TempDir())
 	cmd.Stdin = strings.NewReader(values)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
