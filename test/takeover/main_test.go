@@ -22,6 +22,8 @@ import (
 const (
 	namespace = "cleat-system"
 	account   = "system:serviceaccount:cleat-system:cleat-takeover"
+	// healthCheckAccount is that of NodeHealthCheck (nodehealthcheck_test.go).
+	healthCheckAccount = "system:serviceaccount:cleat-system:node-healthcheck"
 )
 
 // cleat is the program with crash points, which are inert unless the environment
