@@ -129,7 +129,10 @@ func (e *Explainer) deletedClaim(ctx context.Context, object string, claim *core
 // boundClaim explains a growth or a change of attributes that is not complete.
 func (e *Explainer) boundClaim(ctx context.Context, object string, claim *corev1.PersistentVolumeClaim) Answer {
 	messages := first(e.messages, "A claim does not grow")
-	for _, c := range claim.Status.Conditions {
+	conditions := slices.SortedStableFunc(slices.Values(claim.Status.Conditions), func(a, b corev1.PersistentVolumeClaimCondition) int {
+		return -compareBool(a.Message != "", b.Message != "") // Resizing stays beside the one that says why
+	})
+	for _, c := range conditions {
 		if c.Status != corev1.ConditionTrue || !isOfChange(c.Type) {
 			continue
 		}

@@ -96,7 +96,7 @@ func (e *Explainer) placed(ctx context.Context, a *Answer, namespace, name strin
 	}
 }
 
-var insufficient = regexp.MustCompile(`Insufficient ([A-Za-z0-9.-]+/[A-Za-z0-9._-]+)`)
+var insufficient = regexp.MustCompile(`Insufficient ([A-Za-z0-9.-]+/[A-Za-z0-9._-]*[A-Za-z0-9])`)
 
 // device explains that an extended resource is missing, withdrawn or in use.
 func (e *Explainer) device(ctx context.Context, a *Answer, text string) bool {
