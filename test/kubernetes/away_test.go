@@ -26,7 +26,11 @@ func TestDeletionWhileDriverIsDown(t *testing.T) {
 	s.exec("p", "echo a >/data/a; sync")
 	volumes := []*corev1.PersistentVolume{s.bound("files"), s.bound("raw")}
 	s.drop("p")
+	s.claim("stays", claim{class: "local-ext4", size: "16Mi"})
+	s.run("stays", pod{mounts: map[string]string{"/data": "stays"}})
 	back := s.removePods("local-cleat-csi-node")
+	s.kubectl("delete", "pod", "stays", "--wait=false")
+	s.why("pod/stays", "The driver is not registered with the kubelet", "cannot unmount without it", "get pods -A -o wide")
 	s.dropClaim("files")
 	s.dropClaim("raw")
 	for _, v := range volumes {
@@ -36,6 +40,7 @@ func TestDeletionWhileDriverIsDown(t *testing.T) {
 		}
 	}
 	back()
+	s.kubectl("delete", "pvc", "stays", "--wait")
 	for _, v := range volumes {
 		s.forgotten(v)
 	}

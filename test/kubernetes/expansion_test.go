@@ -162,6 +162,7 @@ func (s *space) offline(release string, user pod, ext4Waits bool, on int) {
 			s.Errorf("the file of %s has %d bytes while no pod uses it", name, s.fileOf(name).Size())
 		}
 	}
+	s.why("pvc/xfs", "Waiting for user to (re-)start a pod", "Expected, while no pod uses the claim", "start a pod")
 	user.command = ""
 	s.run("next", user)
 	if ext4Waits {
@@ -203,6 +204,7 @@ func TestExpansionBeyondThePool(t *testing.T) {
 				s.event("user", figures[0])
 				s.conditioned("data", corev1.PersistentVolumeClaimNodeResizeError, figures...)
 			}
+			s.why("pvc/data", figures[0], "The pool does not have this capacity", "request less")
 			if size := s.fileOf("data").Size(); size != 320*mib {
 				t.Errorf("the file has %d bytes", size)
 			}

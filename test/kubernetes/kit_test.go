@@ -320,15 +320,16 @@ func (s *space) event(object, text string) {
 	}
 }
 
-// why runs kubectl cleat why: an object that waits for what the text says is
-// explained with it, and with what helps.
-func (s *space) why(object, text string) {
+// why runs kubectl cleat why: an object that waits is explained with the texts,
+// and with what helps.
+func (s *space) why(object string, texts ...string) {
 	s.Helper()
 	s.until("kubectl cleat why "+object, func(ctx context.Context) error {
 		c := exec.CommandContext(s.Context(), filepath.Join(testCluster.Dir, "bin", "cleat"), "kubectl", "why", "--kubeconfig", testCluster.Kubeconfig, "-n", s.name, object)
 		out, err := c.CombinedOutput()
-		if err == nil || !strings.Contains(string(out), text) || !strings.Contains(string(out), "\nNext:\n") || strings.Contains(string(out), "Not read:") {
-			return fmt.Errorf("want an answer with %q and what helps (%v):\n%s", text, err, out)
+		lacks := func(text string) bool { return !strings.Contains(string(out), text) }
+		if err == nil || slices.ContainsFunc(texts, lacks) || !strings.Contains(string(out), "\nNext:\n") || strings.Contains(string(out), "Not read:") {
+			return fmt.Errorf("want an answer with %q and what helps (%v):\n%s", texts, err, out)
 		}
 		return nil
 	})

@@ -121,6 +121,7 @@ func (c *card) checkGateCycle(waits, why string, shut, open func()) {
 	if waits != "" {
 		c.start(waits, c.wanting(1))
 		c.unschedulable(waits, "Insufficient "+c.resource)
+		c.why("pod/"+waits, "Every "+c.resource+" is withdrawn", "cleat sriov status")
 	}
 	if n := len(c.holders()); n > 3 {
 		c.Errorf("%s: got %d pods with functions", why, n)

@@ -31,6 +31,7 @@ func TestSRIOVPlugin(t *testing.T) {
 		t.Fatalf("two pods have %s and %s, want %q", one, two, want)
 	}
 	s.unschedulable("three", "Insufficient "+c.resource)
+	s.why("pod/three", "Pods have all of "+c.resource, "kubectl describe nodes")
 
 	for _, trouble := range []struct {
 		name string

@@ -124,6 +124,7 @@ func (s *twoNodes) lost() {
 	})
 	testkit.Must(w, s.added.PowerOff(s.Context()))
 	s.until("the node is not ready", func(ctx context.Context) error { return notReady(ctx, s.added.Name) })
+	s.why("pod/attached", "node "+s.added.Name+". The node is not ready since", "A node is lost (docs/day2.md#a-node-is-lost)")
 	steps := s.documented("A node is lost", 9)[3:] // those of the local pool
 	s.sh(steps[0])
 	s.until("deletion of the node's pods", func(ctx context.Context) error { return s.noPodsOn(ctx, s.added.Name) })
