@@ -143,6 +143,9 @@ func (w *watcher) read() Functions {
 		v := Virtual{Address: base(dir), Driver: base(filepath.Join(dir, "driver")), Override: text(filepath.Join(dir, "driver_override"))}
 		if v.Netdev = netdevOf(dir); v.Netdev != "" {
 			v.MAC, v.MTU = text(filepath.Join(dir, "net", v.Netdev, "address")), number(filepath.Join(dir, "net", v.Netdev, "mtu"))
+			if netdevOf(dir) != v.Netdev { // it moved to a pod meanwhile
+				v.Netdev, v.MAC, v.MTU = "", "", 0
+			}
 		}
 		f.Virtual = append(f.Virtual, v)
 	}
