@@ -19,7 +19,7 @@ import (
 func (k *reconciler) reconcile(ctx context.Context) {
 	if k.isUnsure() {
 		if err := k.withdraw(); err != nil {
-			k.logger.Warn("registration socket not removed", "err", err)
+			k.logger.Error("removing registration socket failed", "err", err)
 		}
 		k.update(func(r *record, now time.Time) { r.miss(now, errors.New("it is created again, to register again")) })
 		k.notBefore = time.Now().Add(k.every)
