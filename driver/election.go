@@ -22,11 +22,11 @@ import (
 const releaseTimeout = 2 * time.Second
 
 // election lets one of several controllers serve: the holder of a Lease. The others
-// wait, before they open anything, and answer that they are not ready to their sidecars
-// (standby); /readyz is ready, so that updates go on. It shortens the time until the next one serves, and proves nothing: a process
-// that was stopped while it held the Lease can continue for a moment. That it changes
-// nothing then is up to the state, of which the next process is the owner
-// (store.Options.Owner), or to the storage (engine ceph).
+// wait, before they open anything, and answer their sidecars that they are not ready
+// (standby); /readyz is ready, so that updates go on. A Lease shortens the time until the
+// next one serves, and proves nothing: a process that was stopped while it held the Lease
+// can continue for a moment. That it changes nothing then is up to the state, of which
+// the next process is the owner (store.Options.Owner), or to the storage (engine ceph).
 type election struct {
 	name, kubeconfig string // name is NAMESPACE/NAME
 	duration         time.Duration
