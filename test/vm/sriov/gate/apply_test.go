@@ -174,6 +174,7 @@ func (r *rig) intoPod(address string) {
 // outOfPod deletes the network namespace, which returns the device.
 func (r *rig) outOfPod() {
 	r.Helper()
+	r.check() // while the device is expected to be missing
 	r.Run("ip", "netns", "delete", "pod")
 	r.inPod = nil
 }

@@ -144,7 +144,8 @@ func (r *rig) withdrawn(why string) {
 }
 
 // check verifies the events since the last check: offered functions are in the
-// desired state, and neither changes of a function nor steps of a daemon on it
+// desired state, or in the previous one, whose lists can come until the daemon has
+// read the new one; and neither changes of a function nor steps of a daemon on it
 // overlap with its offer.
 func (r *rig) check() {
 	r.Helper()
@@ -154,7 +155,7 @@ func (r *rig) check() {
 		switch {
 		case e.Broken != "":
 			r.Errorf("error that would break a kubelet: %s", e.Broken)
-		case len(e.Healthy) > 0 && r.differs(*e.Functions, e.Healthy...) != "":
+		case len(e.Healthy) > 0 && r.differs(*e.Functions, e.Healthy...) != "" && r.differsFrom(r.previous, *e.Functions, e.Healthy...) != "":
 			r.Errorf("%v of %s is offered at %v: %s", e.Healthy, e.Resource, e.At, r.differs(*e.Functions, e.Healthy...))
 		}
 	}
@@ -166,7 +167,7 @@ func (r *rig) check() {
 			}
 		}
 	}
-	r.checked = len(all)
+	r.checked, r.previous = len(all), r.desired
 }
 
 // changes verifies that no function changed between two reads while it was

@@ -29,7 +29,7 @@ func (w desiredState) number() int { return w.network + w.vfio }
 // setDesired writes the node state.
 func (r *rig) setDesired(w desiredState) {
 	r.Helper()
-	r.desired = w
+	r.previous, r.desired = r.desired, w
 	spec := nodestate.Spec{}
 	if !w.nothing {
 		i := nodestate.Interface{PCIAddress: r.pf, NumVFs: w.number(), MTU: 2000, Name: r.netdev, LinkType: "eth", ExternallyManaged: w.external}
@@ -61,12 +61,20 @@ func between(first, end int) string { return fmt.Sprintf("%d-%d", first, end-1) 
 // differs describes how functions, or only some of them, differ from the desired
 // state, or returns "".
 func (r *rig) differs(f Functions, some ...string) string {
-	w := r.desired
+	return r.differsFrom(r.desired, f, some...)
+}
+
+func (r *rig) differsFrom(w desiredState, f Functions, some ...string) string {
 	if w.nothing {
 		return ""
 	}
 	if f.Number != w.number() || len(f.Virtual) != f.Number {
 		return fmt.Sprintf("got %d functions, want %d", f.Number, w.number())
+	}
+	for _, address := range some {
+		if !slices.ContainsFunc(f.Virtual, func(v Virtual) bool { return v.Address == address }) {
+			return address + " does not exist"
+		}
 	}
 	for i, v := range f.Virtual {
 		want := "igbvf"

@@ -89,7 +89,7 @@ type rig struct {
 
 	kubelet, plugin, daemon *vm.Process
 	log                     []string // of daemons that have exited since the boot
-	desired                 desiredState
+	desired, previous       desiredState
 	inPod                   []string // functions whose network device is in a pod
 	checked                 int      // events that were checked
 }
