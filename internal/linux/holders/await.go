@@ -42,12 +42,13 @@ func AwaitUnused(ctx context.Context, major, minor uint32, try func() (inUse boo
 // areStarting reports whether other mount namespaces have mounts of a device, and
 // all processes there have just been started.
 func areStarting(ctx context.Context, major, minor uint32) (found bool) {
-	s, of, own := newSearch(ctx, longBound), devicesOf(major, minor), process{dir: "/proc/thread-self"}.namespace()
+	s, own := newSearch(ctx, longBound), process{dir: "/proc/thread-self"}.namespace()
+	of := s.devicesOf(major, minor)
 	hasMount := map[string]bool{own: false}
-	for _, p := range processes() {
+	for _, p := range s.processes() {
 		namespace := p.namespace()
 		if _, isKnown := hasMount[namespace]; !isKnown {
-			hasMount[namespace] = len(p.mountPoints(of)) > 0
+			hasMount[namespace] = len(s.mountPoints(p, of)) > 0
 		}
 		if !hasMount[namespace] {
 			continue

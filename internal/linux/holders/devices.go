@@ -16,12 +16,16 @@ type devices map[number]bool
 
 type number struct{ major, minor uint32 }
 
-func devicesOf(major, minor uint32) devices {
+func (s *search) devicesOf(major, minor uint32) devices {
 	all := devices{{major, minor}: true}
-	paths, _ := filepath.Glob(fmt.Sprintf("/sys/dev/block/%d:%d/*/partition", major, minor))
-	for _, path := range paths {
+	dir := fmt.Sprintf("/sys/dev/block/%d:%d", major, minor)
+	for _, name := range s.names(dir) {
+		if _, err := os.Stat(filepath.Join(dir, name, "partition")); err != nil {
+			continue
+		}
 		var n number
-		text, err := os.ReadFile(filepath.Join(filepath.Dir(path), "dev"))
+		text, err := os.ReadFile(filepath.Join(dir, name, "dev"))
+		s.check(err)
 		if _, bad := fmt.Sscanf(string(text), "%d:%d", &n.major, &n.minor); err == nil && bad == nil {
 			all[n] = true
 		}
@@ -31,10 +35,9 @@ func devicesOf(major, minor uint32) devices {
 
 func (s *search) devicesAbove(of devices) {
 	for n := range of {
-		entries, _ := os.ReadDir(fmt.Sprintf("/sys/dev/block/%d:%d/holders", n.major, n.minor))
-		for _, e := range entries {
+		for _, name := range s.names(fmt.Sprintf("/sys/dev/block/%d:%d/holders", n.major, n.minor)) {
 			if !s.over() {
-				s.add("block device %s on top of it", e.Name())
+				s.add("block device %s on top of it", name)
 			}
 		}
 	}
@@ -44,7 +47,7 @@ func (s *search) devicesAbove(of devices) {
 // mount that is unmounted here.
 func (s *search) mountsOf(of devices) {
 	seen := map[string]bool{}
-	for _, p := range processes() {
+	for _, p := range s.processes() {
 		if s.over() {
 			return
 		}
@@ -53,21 +56,23 @@ func (s *search) mountsOf(of devices) {
 			continue
 		}
 		seen[namespace] = true
-		for _, target := range p.mountPoints(of) {
+		for _, target := range s.mountPoints(p, of) {
 			s.add("a mount at %s in the mount namespace of %v", target, p)
 		}
 	}
 }
 
-func (p process) mountPoints(of devices) []string {
+func (s *search) mountPoints(p process, of devices) []string {
 	f, err := os.Open(filepath.Join(p.dir, "mountinfo"))
+	s.check(err)
 	if err != nil {
 		return nil
 	}
 	defer f.Close()
-	mounts, _ := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
+	mounts, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
 		return !of.haveMount(m), false
 	})
+	s.check(err)
 	var targets []string
 	for _, m := range mounts {
 		targets = append(targets, m.Mountpoint)
@@ -85,11 +90,11 @@ func (d devices) haveMount(m *mountinfo.Info) bool {
 }
 
 func (s *search) processesWith(of devices) {
-	for _, p := range processes() {
+	for _, p := range s.processes() {
 		if s.over() {
 			return
 		}
-		for _, link := range p.files() {
+		for _, link := range s.files(p) {
 			if of.areOpen(link) {
 				s.add("%v, which has it open", p)
 				break

@@ -61,3 +61,16 @@ func TestMountsOfPartitions(t *testing.T) {
 		t.Errorf("users %q, found: %t; want the mount at %s", users, found, at)
 	}
 }
+
+// A search without descriptors has not looked: its result is no reason to remove a
+// device, or the mount of a file system.
+func TestSearchWithoutDescriptors(t *testing.T) {
+	v := mkfstest.New(t, mkfs.Ext4, mkfs.MinSize(mkfs.Ext4))
+	release := testkit.LimitFiles(t, 0)
+	users, found := holders.UsersOfDevice(t.Context(), v.Device.Major, v.Device.Minor)
+	onFS, foundOnFS := holders.UsersOfFileSystem(t.Context(), v.Device.Major, v.Device.Minor)
+	release()
+	if !found || !foundOnFS {
+		t.Errorf("%s, which is mounted, is used by %q (found: %t), its file system by %q (found: %t); want found", v.Device.Path, users, found, onFS, foundOnFS)
+	}
+}

@@ -5,12 +5,15 @@ package holders
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -38,24 +41,24 @@ func OfDevice(ctx context.Context, major, minor uint32) string {
 const longBound = 5 * time.Second
 
 // UsersOfDevice is OfDevice with more time, for devices whose kernel driver does
-// not refuse to remove those in use. found is also true if the search did not
-// end in time.
+// not refuse to remove those in use. found is also true if the search is not
+// complete.
 func UsersOfDevice(ctx context.Context, major, minor uint32) (users string, found bool) {
 	s := searchDevice(ctx, longBound, major, minor)
-	return s.text(), len(s.found) > 0 || s.late
+	return s.text(), s.hasFound()
 }
 
 // UsersOfFileSystem lists the processes in all mount namespaces that use files
-// of a file system. found is also true if the search did not end in time.
+// of a file system. found is also true if the search is not complete.
 func UsersOfFileSystem(ctx context.Context, major, minor uint32) (users string, found bool) {
 	s := newSearch(ctx, longBound)
 	s.processesOn(number{major, minor})
-	return s.text(), len(s.found) > 0 || s.late
+	return s.text(), s.hasFound()
 }
 
 func searchDevice(ctx context.Context, bound time.Duration, major, minor uint32) *search {
 	s := newSearch(ctx, bound)
-	of := devicesOf(major, minor)
+	of := s.devicesOf(major, minor)
 	s.devicesAbove(of)
 	s.mountsOf(of)
 	s.processesWith(of)
@@ -67,6 +70,7 @@ type search struct {
 	deadline time.Time
 	found    []string
 	late     bool
+	unread   error // why something could not be read, although it exists
 }
 
 func newSearch(ctx context.Context, bound time.Duration) *search {
@@ -81,12 +85,26 @@ func (s *search) over() bool {
 	return s.late
 }
 
+func (s *search) hasFound() bool { return len(s.found) > 0 || s.late || s.unread != nil }
+
+// check notes a lack of descriptors or memory. Other errors are of a process or
+// device that is gone, or that this process is not allowed to see.
+func (s *search) check(err error) {
+	for _, lack := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
+		if errors.Is(err, lack) {
+			s.unread = err
+		}
+	}
+}
+
 func (s *search) add(format string, args ...any) {
 	s.found = append(s.found, fmt.Sprintf(format, args...))
 }
 
 func (s *search) text() string {
 	switch {
+	case len(s.found) == 0 && s.unread != nil:
+		return fmt.Sprintf("users that could not be looked for (%v)", s.unread)
 	case len(s.found) == 0 && s.late:
 		return "users that were not found in time"
 	case len(s.found) == 0:
@@ -102,15 +120,9 @@ type process struct {
 	dir string
 }
 
-func processes() []process {
-	dir, err := os.Open("/proc")
-	if err != nil {
-		return nil
-	}
-	defer dir.Close()
-	names, _ := dir.Readdirnames(-1)
+func (s *search) processes() []process {
 	var all []process
-	for _, name := range names {
+	for _, name := range s.names("/proc") {
 		if pid, err := strconv.Atoi(name); err == nil {
 			all = append(all, process{pid, filepath.Join("/proc", name)})
 		}
@@ -124,16 +136,25 @@ func (p process) namespace() string {
 	return link
 }
 
-func (p process) files() []string {
-	dir, err := os.Open(filepath.Join(p.dir, "fd"))
+func (s *search) files(p process) []string {
+	dir := filepath.Join(p.dir, "fd")
+	names := s.names(dir)
+	for i, name := range names {
+		names[i] = filepath.Join(dir, name)
+	}
+	return names
+}
+
+// names lists a directory, as far as it exists.
+func (s *search) names(path string) []string {
+	dir, err := os.Open(path)
+	s.check(err)
 	if err != nil {
 		return nil
 	}
 	defer dir.Close()
-	names, _ := dir.Readdirnames(-1)
-	for i, name := range names {
-		names[i] = filepath.Join(dir.Name(), name)
-	}
+	names, err := dir.Readdirnames(-1)
+	s.check(err)
 	return names
 }
 

@@ -42,45 +42,46 @@ func (s *search) processesBelow(target string) {
 	if err != nil {
 		return
 	}
-	for _, p := range processes() {
+	for _, p := range s.processes() {
 		if s.over() {
 			return
 		}
 		if p.namespace() != own {
 			continue
 		}
-		if use := p.useBelow(target); use != "" {
+		if use := s.useBelow(p, target); use != "" {
 			s.add("%v, whose %s", p, use)
 		}
 	}
 }
 
 func (s *search) processesOn(n number) {
-	for _, p := range processes() {
+	for _, p := range s.processes() {
 		if s.over() {
 			return
 		}
-		if use := p.useOn(n); use != "" {
+		if use := s.useOn(p, n); use != "" {
 			s.add("%v, whose %s", p, use)
 		}
 	}
 }
 
 // useOn compares device numbers: paths depend on the mount namespace.
-func (p process) useOn(n number) string {
+func (s *search) useOn(p process, n number) string {
 	for _, use := range uses {
 		if link := filepath.Join(p.dir, use.link); n.has(link) {
 			path, _ := os.Readlink(link)
 			return use.meaning + " is " + path
 		}
 	}
-	for _, link := range p.files() {
+	for _, link := range s.files(p) {
 		if n.has(link) {
 			path, _ := os.Readlink(link)
 			return "open file is " + path
 		}
 	}
-	maps, _ := os.ReadFile(filepath.Join(p.dir, "maps")) // proc_pid_maps(5)
+	maps, err := os.ReadFile(filepath.Join(p.dir, "maps")) // proc_pid_maps(5)
+	s.check(err)
 	for line := range strings.Lines(string(maps)) {
 		fields := strings.Fields(line)
 		if len(fields) > 5 && fields[3] == fmt.Sprintf("%02x:%02x", n.major, n.minor) {
@@ -102,13 +103,13 @@ var uses = [...]struct{ link, meaning string }{
 	{"cwd", "working directory"}, {"root", "root directory"}, {"exe", "program"},
 }
 
-func (p process) useBelow(target string) string {
+func (s *search) useBelow(p process, target string) string {
 	for _, use := range uses {
 		if path, err := os.Readlink(filepath.Join(p.dir, use.link)); err == nil && below(path, target) {
 			return use.meaning + " is " + path
 		}
 	}
-	for _, link := range p.files() {
+	for _, link := range s.files(p) {
 		if path, err := os.Readlink(link); err == nil && below(path, target) {
 			return "open file is " + path
 		}
