@@ -169,7 +169,11 @@ func (a *Attacher) connectPaths(ctx context.Context, l access.NVMe, h host) erro
 	}
 	var failed []error
 	for _, p := range l.Paths {
-		if connected[p] || live && !a.kernel.IsMultipath() {
+		multipath, err := a.kernel.IsMultipath() // the first connection can have loaded the module
+		if err != nil {
+			return err
+		}
+		if connected[p] || live && !multipath {
 			continue
 		}
 		if err := a.connectPath(ctx, l, h, p); err != nil {

@@ -37,7 +37,10 @@ func (a *Attacher) Inspect(_ context.Context, t node.Target) (node.Info, error) 
 		info.Problem = errs.Errorf(errs.Unavailable, "the kernel has removed the disk %s of the volume: its subsystem %s was gone, or refused this host", r.Device.Path, r.NQN)
 		return info, nil
 	}
-	at := attached{disk: n, multipath: a.kernel.IsMultipath()}
+	at := attached{disk: n}
+	if at.multipath, err = a.kernel.IsMultipath(); err != nil {
+		return info, err
+	}
 	if at.controllers, err = a.controllersOf(r); err != nil {
 		return info, err
 	}

@@ -47,7 +47,11 @@ func (a *Attacher) countPaths() (map[string]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	return countPaths(all, controllers, a.kernel.IsMultipath())
+	multipath, err := a.kernel.IsMultipath()
+	if err != nil {
+		return nil, err
+	}
+	return countPaths(all, controllers, multipath)
 }
 
 // countPaths counts a path that several volumes use once. The states live and

@@ -152,11 +152,15 @@ func (a *Attacher) Attach(ctx context.Context, t node.Target, use node.Use) (*no
 	if err != nil {
 		return nil, err
 	}
+	multipath, err := a.kernel.IsMultipath()
+	if err != nil {
+		return nil, err
+	}
 	f, err := n.Open()
 	if err != nil {
 		return nil, err
 	}
-	uncertain := n.WriteBack && a.kernel.IsMultipath() && !l.AcceptFlushLoss
+	uncertain := n.WriteBack && multipath && !l.AcceptFlushLoss
 	return &node.Attachment{Device: toDevice(n), Size: n.Size, File: f, FlushUncertain: uncertain}, nil
 }
 

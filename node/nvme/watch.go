@@ -54,7 +54,10 @@ func (a *Attacher) Run(ctx context.Context) error {
 // and delays the paths to other targets and the check of the log.
 func (a *Attacher) addPaths(ctx context.Context) error {
 	all, err := a.records.all()
-	if err != nil || len(all) == 0 || !a.kernel.IsMultipath() {
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	if multipath, err := a.kernel.IsMultipath(); err != nil || !multipath {
 		return err
 	}
 	controllers, err := a.kernel.Controllers()

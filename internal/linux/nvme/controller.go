@@ -76,15 +76,26 @@ func readController(class sysfs.Dir, name string) (Controller, error) {
 			return Controller{}, err
 		}
 	}
-	// Controllers of PCIe do not have these.
-	c.HostNQN, _ = dir.Text("hostnqn")
-	c.HostID, _ = dir.Text("hostid")
-	secret, err := dir.Text("dhchap_secret")
-	c.Authenticated = err == nil && secret != "" && secret != "none"
-	key, err := dir.Text("tls_key")
-	c.TLS = err == nil && key != "" && key != "(null)"
+	var secret, key string
+	err = optional(dir, map[string]*string{ // controllers of PCIe do not have these
+		"hostnqn": &c.HostNQN, "hostid": &c.HostID, "dhchap_secret": &secret, "tls_key": &key,
+	})
+	c.Authenticated = secret != "" && secret != "none"
+	c.TLS = key != "" && key != "(null)"
 	c.Address = parseAddress(address)
-	return c, nil
+	return c, err
+}
+
+// optional reads attributes that some devices do not have, and leaves those empty.
+func optional(dir sysfs.Dir, attributes map[string]*string) error {
+	for name, to := range attributes {
+		text, err := dir.Text(name)
+		if err != nil && !sysfs.IsAbsent(err) {
+			return err
+		}
+		*to = text
+	}
+	return nil
 }
 
 // parseAddress parses "traddr=192.0.2.1,trsvcid=4420,src_addr=192.0.2.7".
@@ -152,12 +163,16 @@ func (k *Kernel) Rescan(c Controller) error {
 
 // IsMultipath reports whether the kernel joins the controllers of a subsystem
 // to one block device per namespace.
-func (k *Kernel) IsMultipath() bool {
+func (k *Kernel) IsMultipath() (bool, error) {
 	dir, err := sysfs.Open(filepath.Join(k.Sys, "module/nvme_core/parameters"))
+	if sysfs.IsAbsent(err) {
+		return false, nil // no module, or one without the parameter
+	}
 	if err != nil {
-		return false
+		return false, err
 	}
 	defer dir.Close()
-	text, err := dir.Text("multipath")
-	return err == nil && text == "Y"
+	text := ""
+	err = optional(dir, map[string]*string{"multipath": &text})
+	return text == "Y", err
 }

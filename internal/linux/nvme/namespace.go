@@ -88,9 +88,10 @@ func (k *Kernel) readNamespace(block sysfs.Dir, name string) (Namespace, error) 
 			return Namespace{}, err
 		}
 	}
-	// The kernel hides those that the target does not set.
-	n.UUID, _ = dir.Text("uuid")
-	nguid, _ := dir.Text("nguid")
+	var nguid string
+	if err := optional(dir, map[string]*string{"uuid": &n.UUID, "nguid": &nguid}); err != nil { // the kernel hides those that the target does not set
+		return Namespace{}, err
+	}
 	n.NGUID = strings.ReplaceAll(nguid, "-", "")
 	n.ReadOnly, n.WriteBack = readOnly == "1", cache == "write back"
 	if _, err := fmt.Sscanf(number, "%d:%d", &n.Major, &n.Minor); err != nil {

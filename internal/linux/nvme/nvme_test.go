@@ -202,11 +202,11 @@ func TestSysfs(t *testing.T) {
 	if got := testkit.Value(k.Namespaces(nqn))(t); len(got) != 1 || got[0] != disk {
 		t.Errorf("namespaces: %+v\nwant %+v", got, disk)
 	}
-	if !k.IsMultipath() {
+	if !testkit.Value(k.IsMultipath())(t) {
 		t.Error("multipath is read as off")
 	}
 	bare := &Kernel{Sys: filepath.Join(k.Sys, "none")}
-	if got, err := bare.Controllers(); err != nil || got != nil || bare.IsMultipath() {
+	if got, err := bare.Controllers(); err != nil || got != nil || testkit.Value(bare.IsMultipath())(t) {
 		t.Errorf("without the module: %v, %v", got, err)
 	}
 	renamed := fabrics
@@ -214,5 +214,21 @@ func TestSysfs(t *testing.T) {
 	testkit.Must(t, k.Delete(t.Context(), renamed)) // its name is another controller's now
 	if text := testkit.Value(os.ReadDir(filepath.Join(k.Sys, "class/nvme/nvme1")))(t); len(text) != 8 {
 		t.Errorf("the other controller was changed: %v", text)
+	}
+}
+
+// An attribute that exists and cannot be read is not taken for one that does not
+// exist: a connection of this host would be another's, and stay after Detach.
+func TestUnreadableAttribute(t *testing.T) {
+	for name, read := range map[string]func(*Kernel) error{
+		"class/nvme/nvme1/hostnqn":              func(k *Kernel) error { return testkit.Err(k.Controllers()) },
+		"class/nvme/nvme1/dhchap_secret":        func(k *Kernel) error { return testkit.Err(k.Controllers()) },
+		"block/nvme3n2/uuid":                    func(k *Kernel) error { return testkit.Err(k.Namespaces(nqn)) },
+		"module/nvme_core/parameters/multipath": func(k *Kernel) error { return testkit.Err(k.IsMultipath()) },
+	} {
+		k := sysfsTree(t)
+		path := filepath.Join(k.Sys, name)
+		testkit.Must(t, os.Remove(path), os.Mkdir(path, 0o700)) // read(2) fails
+		testkit.WantError(t, name, read(k), unix.EISDIR)
 	}
 }
