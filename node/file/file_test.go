@@ -340,3 +340,26 @@ func TestDetachOnFullPool(t *testing.T) {
 	testkit.WantError(t, "Detach with data that cannot be written", p.Detach(t.Context(), v), errs.Exhausted, "is full", "is lost")
 	testkit.Must(t, p.Detach(t.Context(), v))
 }
+
+// A device whose name cannot be read is not left out: a list without it, and a
+// Detach that did not find it, would say that nothing is attached.
+func TestDevicesWithoutDescriptors(t *testing.T) {
+	p := newPool(t)
+	kept, removed := p.volume("kept"), p.volume("removed")
+	kept.Device, removed.Device = p.attach(kept, node.Use{Block: true}), p.attach(removed, node.Use{Block: true})
+	testkit.Must(t, os.Remove(p.path("removed")))
+	for left, detached := 0, false; !detached; left++ {
+		release := testkit.LimitFiles(t, left)
+		held, heldErr := p.Held(t.Context())
+		err := p.Detach(t.Context(), removed)
+		release()
+		if heldErr == nil && len(held) != 2 {
+			t.Errorf("with %d descriptors, %d devices are held, want 2 or an error", left, len(held))
+		}
+		info := testkit.Value(p.Inspect(t.Context(), removed))(t)
+		if detached = info.Device.IsZero(); err == nil && !detached {
+			t.Errorf("with %d descriptors, Detach has left %s without an error", left, info.Device.Path)
+		}
+	}
+	testkit.Must(t, p.Detach(t.Context(), kept))
+}

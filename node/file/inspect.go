@@ -81,7 +81,11 @@ func (a *Attacher) devices(ctx context.Context, t node.Target, own *loop.Backing
 		}
 		for _, d := range found {
 			// A deleted file's inode number is reused.
-			if !a.isOfAnotherVolume(t.Locator, d) {
+			other, err := a.isOfAnotherVolume(t.Locator, d)
+			if err != nil {
+				return nil, err
+			}
+			if !other {
 				all = append(all, d)
 			}
 		}
@@ -118,32 +122,41 @@ func (a *Attacher) findUnresponsive(ctx context.Context, t node.Target) ([]loop.
 }
 
 // isOfAnotherVolume: the device is bound to another volume's file.
-func (a *Attacher) isOfAnotherVolume(locator access.Access, d loop.Device) bool {
+func (a *Attacher) isOfAnotherVolume(locator access.Access, d loop.Device) (bool, error) {
 	shown, deleted, err := loop.BackingName(d)
-	if err != nil || deleted {
-		return err != nil
+	switch {
+	case errors.Is(err, loop.ErrGone):
+		return true, nil
+	case err != nil || deleted:
+		return false, err
 	}
 	l, ok := locator.(access.File)
 	if !ok {
-		return true
+		return true, nil
 	}
 	name := path.Join(poolfile.Volumes, path.Base(shown))
 	if name == l.Name { // in any pool
-		same, known := a.isPool(filepath.Dir(shown))
-		return known && !same && isBacking(d, func() (*os.File, error) { return os.OpenFile(shown, os.O_RDONLY|unix.O_NONBLOCK, 0) })
+		if same, known := a.isPool(filepath.Dir(shown)); !known || same {
+			return false, nil
+		}
+		return isBacking(d, func() (*os.File, error) { return os.OpenFile(shown, os.O_RDONLY|unix.O_NONBLOCK, 0) })
 	}
 	return isBacking(d, func() (*os.File, error) { return a.open(access.File{Pool: l.Pool, Name: name}, os.O_RDONLY) })
 }
 
-// isBacking reports whether a device is bound to a file.
-func isBacking(d loop.Device, open func() (*os.File, error)) bool {
+// isBacking reports whether a device is bound to a file, which does not have to
+// exist.
+func isBacking(d loop.Device, open func() (*os.File, error)) (bool, error) {
 	f, err := open()
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+		return false, err
+	}
 	if err != nil {
-		return false
+		return false, nil
 	}
 	defer f.Close()
 	b, err := loop.BackingOf(f)
-	return err != nil || b == d.Backing
+	return b == d.Backing, err
 }
 
 // Not known while one of the directories does not exist.
@@ -181,7 +194,11 @@ func (a *Attacher) Held(ctx context.Context) ([]node.Held, error) {
 	}
 	var held []node.Held
 	for _, d := range all {
-		if h, ok := a.describe(root, uuid, d); ok {
+		h, ok, err := a.describe(root, uuid, d)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
 			held = append(held, h)
 		}
 	}
@@ -190,25 +207,24 @@ func (a *Attacher) Held(ctx context.Context) ([]node.Held, error) {
 
 // The path that the kernel shows determines the candidate file, the inode
 // number decides.
-func (a *Attacher) describe(root *os.Root, uuid string, d loop.Device) (node.Held, bool) {
+func (a *Attacher) describe(root *os.Root, uuid string, d loop.Device) (node.Held, bool, error) {
+	if d.Silent != "" { // files of this pool can be read
+		return node.Held{}, false, nil
+	}
 	shown, deleted, err := loop.BackingName(d)
-	if err != nil || d.Silent != "" { // files of this pool can be read
-		return node.Held{}, false
+	if errors.Is(err, loop.ErrGone) {
+		return node.Held{}, false, nil
+	}
+	if err != nil {
+		return node.Held{}, false, err
 	}
 	name := path.Join(poolfile.Volumes, path.Base(shown))
 	h := node.Held{Volume: volume.ID(path.Base(shown)), Device: toDevice(d)}
 	if deleted {
 		same, _ := a.isPool(filepath.Dir(shown))
-		return h, same
-	}
-	f, err := root.Open(name)
-	if err != nil {
-		return node.Held{}, false
-	}
-	defer f.Close()
-	if b, err := loop.BackingOf(f); err != nil || b != d.Backing {
-		return node.Held{}, false
+		return h, same, nil
 	}
 	h.Locator = access.File{Pool: uuid, Name: name}
-	return h, true
+	own, err := isBacking(d, func() (*os.File, error) { return root.Open(name) })
+	return h, own, err
 }
