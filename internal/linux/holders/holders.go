@@ -70,7 +70,7 @@ type search struct {
 	deadline time.Time
 	found    []string
 	late     bool
-	unread   error // why something could not be read, although it exists
+	failed   error // why something could not be read, although it exists
 }
 
 func newSearch(ctx context.Context, bound time.Duration) *search {
@@ -85,14 +85,14 @@ func (s *search) over() bool {
 	return s.late
 }
 
-func (s *search) hasFound() bool { return len(s.found) > 0 || s.late || s.unread != nil }
+func (s *search) hasFound() bool { return len(s.found) > 0 || s.late || s.failed != nil }
 
 // check notes a lack of descriptors or memory. Other errors are of a process or
 // device that is gone, or that this process is not allowed to see.
 func (s *search) check(err error) {
 	for _, lack := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
 		if errors.Is(err, lack) {
-			s.unread = err
+			s.failed = err
 		}
 	}
 }
@@ -103,8 +103,8 @@ func (s *search) add(format string, args ...any) {
 
 func (s *search) text() string {
 	switch {
-	case len(s.found) == 0 && s.unread != nil:
-		return fmt.Sprintf("users that could not be looked for (%v)", s.unread)
+	case len(s.found) == 0 && s.failed != nil:
+		return fmt.Sprintf("users that could not be looked for (%v)", s.failed)
 	case len(s.found) == 0 && s.late:
 		return "users that were not found in time"
 	case len(s.found) == 0:
