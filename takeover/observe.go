@@ -35,7 +35,7 @@ var errChanged = errors.New("the remediation changed while the cluster was read"
 // observe reads all of it, uncached, between two reads of the remediation. It
 // returns nil if that does not exist.
 func (c *Controller) observe(ctx context.Context, name string, lease plan.Lease) (*observation, error) {
-	o := &observation{Observation: plan.Observation{Now: time.Now(), Lease: lease, Config: c.config.Coverage.planConfig()}}
+	o := &observation{Observation: plan.Observation{Lease: lease, Config: c.config.Coverage.planConfig()}}
 	var err error
 	o.remediation, err = kubeobject.Get[unstructuredObject](ctx, c.config.Client, Resource, c.config.Namespace, name)
 	if err != nil || o.remediation == nil {
@@ -55,6 +55,7 @@ func (c *Controller) observe(ctx context.Context, name string, lease plan.Lease)
 		}
 	}
 	slices.Sort(o.Unavailable)
+	o.Now = time.Now()
 	again, err := kubeobject.Get[unstructuredObject](ctx, c.config.Client, Resource, c.config.Namespace, name)
 	switch {
 	case err != nil:

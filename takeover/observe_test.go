@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -24,8 +25,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // backend is a Backend that records clients and fences nothing.
 type backend struct {
-	clients []Client
-	err     error
+	clients  []Client
+	err      error
+	answered *time.Time // set by Clients
 }
 
 func (b backend) Fence(context.Context, string, []netip.Addr) error { return b.err }
@@ -33,7 +35,12 @@ func (b backend) ReadBack(context.Context, string, []netip.Addr) (Fences, error)
 	return Fences{}, b.err
 }
 func (b backend) Unfence(context.Context, string, []netip.Addr) error { return b.err }
-func (b backend) Clients(context.Context) ([]Client, error)           { return b.clients, b.err }
+func (b backend) Clients(context.Context) ([]Client, error) {
+	if b.answered != nil {
+		*b.answered = time.Now()
+	}
+	return b.clients, b.err
+}
 func (b backend) Servers(context.Context) ([]netip.Addr, error) {
 	return []netip.Addr{netip.MustParseAddr("10.0.0.100")}, nil
 }
@@ -67,6 +74,16 @@ func observed(t *testing.T, coverage string, b backend, objects string) plan.Obs
 	}))(t)
 	o := testkit.Value(c.observe(t.Context(), "lost-x7f", plan.Lease{Held: true}))(t)
 	return o.Observation
+}
+
+// A certificate has the time of its observation. A fence that a backend completes while
+// it is observed was not in force before.
+func TestObservationIsNotOlderThanWhatItRead(t *testing.T) {
+	var answered time.Time
+	o := observed(t, withBackend, backend{answered: &answered}, "{apiVersion: v1, kind: Node, metadata: {name: lost}}")
+	if answered.IsZero() || o.Now.Before(answered) {
+		t.Errorf("the observation is of %s, a backend answered at %s", o.Now, answered)
+	}
 }
 
 const withBackend = "backends: [{name: storage, endpoint: /run/fence.sock}]\n"

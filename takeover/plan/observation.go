@@ -16,7 +16,7 @@ import (
 // So all else is newer than the status, unless a later leader wrote that: then
 // its Term says so.
 type Observation struct {
-	Now         time.Time
+	Now         time.Time // when all of it was read
 	Lease       Lease
 	Config      Config
 	Remediation Remediation
