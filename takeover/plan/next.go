@@ -216,8 +216,10 @@ func (o Observation) backend(name string) Backend {
 	return Backend{}
 }
 
-// now is a time that JSON keeps.
-func (o Observation) now() time.Time { return o.Now.UTC().Truncate(time.Millisecond) }
+// now is a time that JSON keeps, and not before that of the observation.
+func (o Observation) now() time.Time {
+	return o.Now.UTC().Add(time.Millisecond - 1).Truncate(time.Millisecond)
+}
 
 // returned says why each recorded machine cannot write any more; ok is false if
 // that is not known of one.
