@@ -248,15 +248,25 @@ func TestNotifyFailsAndDeRegisterFails(t *testing.T) {
 	r := newRig(t, func(o *Options) { o.BackOff = BackOff{First: 10 * time.Millisecond, Most: time.Minute, Jitter: -1} })
 	r.deRegister = failing(2)
 	r.start()
+	events := r.Subscribe(t.Context())
 	newPlugin(t, r.path("a.sock"), "T", "n", func(p *plugin) {
 		p.notify = func(context.Context, *registration.RegistrationStatus) error {
 			return status.Error(codes.Internal, "no")
 		}
 	})
-	r.until("a.sock", func(s Status) bool { return s.Phase == Failed && s.Step == DeRegistering })
-	r.until("a.sock", func(s Status) bool {
-		return s.Phase == Failed && s.Step == Notifying && strings.Contains(s.Error, "no")
-	})
+	var failed []Phase
+	for e := range events {
+		if e.Status.Phase == Failed {
+			failed = append(failed, e.Status.Step)
+		}
+		if e.Status.Phase == Failed && e.Status.Step == Notifying {
+			if !strings.Contains(e.Status.Error, "no") {
+				t.Errorf("status %+v", e.Status)
+			}
+			break
+		}
+	}
+	testkit.Diff(t, "failed steps", []Phase{DeRegistering, DeRegistering, Notifying}, failed)
 	if got := r.made(); !strings.HasPrefix(got, "Validate n, Register n, DeRegister n, DeRegister n, DeRegister n") {
 		t.Errorf("calls: %s", got)
 	}
