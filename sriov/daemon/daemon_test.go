@@ -159,8 +159,8 @@ func (r *rig) start() {
 func (r *rig) isServing(generation int64) {
 	r.Helper()
 	testkit.Eventually(r, fmt.Sprintf("serving generation %d", generation), func() bool {
-		c := r.gate.open()
-		return c != nil && c.Generation == generation && r.daemon.Status().Phase == Serving
+		c, s := r.gate.open(), r.daemon.Status()
+		return c != nil && c.Generation == generation && s.Phase == Serving && s.Generation == generation
 	})
 	spec, _, err := nodestate.Parse(testkit.Value(os.ReadFile(r.path()))(r))
 	testkit.Must(r, err)
