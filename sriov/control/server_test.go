@@ -203,9 +203,7 @@ func TestManySupersedeEachOther(t *testing.T) {
 	}
 	all.Wait()
 	testkit.Eventually(t, "no holder", func() bool { return d.Status().Holding == gate.Waiting })
-	if d.streams.Load() != 0 || d.ended.Load() != many {
-		t.Errorf("%d streams are left, %d were closed", d.streams.Load(), d.ended.Load())
-	}
+	testkit.Eventually(t, "all streams are closed", func() bool { return d.streams.Load() == 0 && d.ended.Load() == many })
 }
 
 func TestSlowReader(t *testing.T) {
