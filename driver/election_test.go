@@ -53,6 +53,7 @@ func elected(opened *int) Engine {
 // A replica without the Lease opens nothing, is ready for updates, and has its sidecars
 // wait. It serves once the Lease is given back, and ends at once when it cannot renew it.
 func TestElection(t *testing.T) {
+	t.Parallel()
 	leases, maps := kubeapi.New(t, kubeapi.Leases()), kubeapi.New(t, kubeapi.ConfigMaps())
 	ctx := testkit.Context(t)
 	other := lease.New(lease.Config{
@@ -66,7 +67,7 @@ func TestElection(t *testing.T) {
 	c := programOf(elected(&opened)).Command()
 	c.SetArgs([]string{"--endpoint=unix://" + socket, "--addons-endpoint=unix://" + addons, "--state-dir=" + state, "--node-id=node-1", "--services=controller",
 		"--acme-state=configmap:cleat-system/state", "--acme-kubeconfig=" + maps.Kubeconfig(t),
-		"--lease=cleat-system/acme", "--lease-kubeconfig=" + leases.Kubeconfig(t), "--lease-duration=1s"})
+		"--lease=cleat-system/acme", "--lease-kubeconfig=" + leases.Kubeconfig(t), "--lease-duration=10s"})
 	c.SetOut(io.Discard)
 	log := testkit.NewLog(t)
 	c.SetErr(log)
