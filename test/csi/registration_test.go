@@ -37,7 +37,8 @@ func newNode(t testing.TB, dir string) *node {
 	var err error
 	n.Host, err = watch.New(watch.Options{
 		Dir: dir, Handlers: map[string]watch.Handler{"CSIPlugin": n},
-		BackOff: watch.BackOff{First: 10 * time.Millisecond, Most: 50 * time.Millisecond},
+		BackOff:  watch.BackOff{First: 10 * time.Millisecond, Most: 50 * time.Millisecond},
+		Timeouts: watch.Timeouts{Dial: time.Minute, GetInfo: time.Minute, Notify: time.Minute}, // long, so that the load repeats no call
 	})
 	if err == nil {
 		err = n.Start(t.Context())
