@@ -38,7 +38,11 @@ func processes(wanted func(args []string) bool) ([]int, error) {
 		}
 	}
 	slices.Sort(found)
-	return slices.DeleteFunc(slices.Clone(found), func(pid int) bool { return slices.Contains(found, parent(pid)) }), nil
+	hasEnded := func(pid int) bool { // and another has begun, while the files were read
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		return err != nil || len(text) == 0
+	}
+	return slices.DeleteFunc(slices.Clone(found), func(pid int) bool { return hasEnded(pid) || slices.Contains(found, parent(pid)) }), nil
 }
 
 // with matches processes with all of these arguments.
