@@ -28,7 +28,9 @@ const (
 	backendAnnotation = "remediation.cleat.dev/backend"
 	classAnnotation   = "remediation.cleat.dev/class-uid"
 	blocksAnnotation  = "remediation.cleat.dev/cidrs"
-	voidAnnotation    = "remediation.cleat.dev/void"
+	voidAnnotation    = "remediation.cleat.dev/void" // released, replaced, or a text of older releases
+	released          = "the remediation does not need this fence any more"
+	replaced          = "the remediation needs another proof of this fence"
 	finalizer         = "remediation.cleat.dev/takeover"
 
 	// Of CSI-Addons.
@@ -160,7 +162,7 @@ func (b Backend) object(f *networkFence, owner string, own *class) Object {
 		}
 		o.Blocks = append(o.Blocks, block.Masked())
 	}
-	_, o.Void = f.Annotations[voidAnnotation]
+	o.Void, o.Released = f.Annotations[voidAnnotation] != "", f.Annotations[voidAnnotation] == released
 	label := f.Labels[ownerLabel]
 	number, named := strings.CutPrefix(f.Name, b.prefix(owner))
 	if !named {
@@ -240,11 +242,11 @@ func (b Backend) Unfence(ctx context.Context, owner string, _ []netip.Addr) erro
 	if err != nil {
 		return err
 	}
-	changes, err := UnfenceChanges(all)
-	if err != nil {
+	changes, blocked := UnfenceChanges(all)
+	if err := b.apply(ctx, owner, own, changes); err != nil {
 		return err
 	}
-	return b.apply(ctx, owner, own, changes)
+	return blocked
 }
 
 // Clients implements takeover.Backend: those that the nodes' sidecars report, while
@@ -294,8 +296,8 @@ func (b Backend) apply(ctx context.Context, owner string, own *class, changes []
 		switch c.Kind {
 		case Create:
 			_, err = fences.Create(ctx, b.build(owner, own, c), metav1.CreateOptions{})
-		case Delete:
-			err = b.void(ctx, owner, c.Name)
+		case Release, Delete:
+			err = b.void(ctx, owner, c)
 		case Drop:
 			err = b.drop(ctx, owner, c)
 		}
@@ -335,23 +337,28 @@ func (b Backend) build(owner string, own *class, c Change) *unstructured.Unstruc
 	return u
 }
 
-// void marks an object and deletes it.
-func (b Backend) void(ctx context.Context, owner, name string) error {
-	return b.remove(ctx, owner, Change{Name: name}, func(u *unstructured.Unstructured) bool {
+// void marks an object, and deletes it if c says so. A released one stays released.
+func (b Backend) void(ctx context.Context, owner string, c Change) error {
+	return b.change(ctx, owner, c, func(u *unstructured.Unstructured) bool {
 		annotations := u.GetAnnotations()
 		if annotations == nil {
 			annotations = map[string]string{}
 		}
-		_, is := annotations[voidAnnotation]
-		annotations[voidAnnotation] = "cleat does not rely on this fence any more"
+		was := annotations[voidAnnotation]
+		switch {
+		case c.Kind == Release:
+			annotations[voidAnnotation] = released
+		case was == "":
+			annotations[voidAnnotation] = replaced
+		}
 		u.SetAnnotations(annotations)
-		return !is
+		return annotations[voidAnnotation] != was
 	})
 }
 
 // drop removes our finalizer, then the object.
 func (b Backend) drop(ctx context.Context, owner string, c Change) error {
-	return b.remove(ctx, owner, c, func(u *unstructured.Unstructured) bool {
+	return b.change(ctx, owner, c, func(u *unstructured.Unstructured) bool {
 		finalizers := u.GetFinalizers()
 		at := slices.Index(finalizers, finalizer)
 		if at >= 0 {
@@ -361,9 +368,9 @@ func (b Backend) drop(ctx context.Context, owner string, c Change) error {
 	})
 }
 
-// remove changes the metadata of an object that still has our label, and the
-// version of c, and deletes it.
-func (b Backend) remove(ctx context.Context, owner string, c Change, change func(*unstructured.Unstructured) bool) error {
+// change edits the metadata of an object that still has our label, and the version of
+// c, and deletes it unless c only releases it.
+func (b Backend) change(ctx context.Context, owner string, c Change, edit func(*unstructured.Unstructured) bool) error {
 	fences := b.Client.Resource(fenceResource)
 	u, err := fences.Get(ctx, c.Name, metav1.GetOptions{})
 	if err != nil {
@@ -375,10 +382,13 @@ func (b Backend) remove(ctx context.Context, owner string, c Change, change func
 	if u.GetLabels()[ownerLabel] != owner {
 		return errs.Errorf(errs.Precondition, "its label is not that of the remediation any more")
 	}
-	if change(u) {
+	if edit(u) {
 		if u, err = fences.Update(ctx, u, metav1.UpdateOptions{}); err != nil {
 			return err
 		}
+	}
+	if c.Kind == Release {
+		return nil
 	}
 	uid, version := u.GetUID(), u.GetResourceVersion()
 	return fences.Delete(ctx, c.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}})

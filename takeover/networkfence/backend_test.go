@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/dynamic/fake"
 	"sigs.k8s.io/yaml"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -136,4 +137,18 @@ func TestReportedClients(t *testing.T) {
 	if _, err := b.Clients(t.Context()); err == nil || !strings.Contains(err.Error(), "NetworkFenceClass missing does not exist") {
 		t.Errorf("without its class: %v", err)
 	}
+}
+
+// Of two remediations that fence the same address, the one that is released first waits
+// for the other one, and the other one does not wait for the first.
+func TestReleasedTogether(t *testing.T) {
+	b := backendOf(t, classes)
+	fenced := []netip.Addr{address}
+	testkit.Must(t, b.Fence(t.Context(), "first", fenced), b.Fence(t.Context(), "second", fenced))
+	testkit.WantError(t, "the first", b.Unfence(t.Context(), "first", fenced), errs.Precondition, "follows that of the remediation")
+	testkit.WantError(t, "the first again", b.Unfence(t.Context(), "first", fenced), errs.Precondition, "follows that of the remediation")
+	if f := testkit.Value(b.ReadBack(t.Context(), "second", nil))(t); f.UnfenceBlocked != "" {
+		t.Errorf("the second one waits: %s", f.UnfenceBlocked)
+	}
+	testkit.Must(t, b.Unfence(t.Context(), "second", fenced), b.Unfence(t.Context(), "first", fenced))
 }

@@ -32,7 +32,10 @@ type Object struct {
 	Changed  string
 	Deleting bool
 	// Void: cleat deleted it. One that a user deletes is as fenced as before.
-	Void     bool
+	Void bool
+	// Released: its remediation does not need the fence any more. What is only void is
+	// replaced, and pods can have moved because of it.
+	Released bool
 	Pending  bool // CSI-Addons has its finalizer: it can work for the object
 	Result   string
 	Message  string
@@ -46,9 +49,10 @@ type ChangeKind int
 
 // Kinds of changes.
 const (
-	Create ChangeKind = iota // Number, Fenced and Blocks
-	Delete                   // Name: make it void and delete it; our finalizer keeps it
-	Drop                     // Name: delete it and our finalizer, if it has the Version
+	Create  ChangeKind = iota // Number, Fenced and Blocks
+	Release                   // Name: mark it as released
+	Delete                    // Name: make it void and delete it; our finalizer keeps it
+	Drop                      // Name: delete it and our finalizer, if it has the Version
 )
 
 // Change is one write.
@@ -132,13 +136,26 @@ func FenceChanges(all []Object, addresses []netip.Addr) ([]Change, error) {
 }
 
 // UnfenceChanges returns the next writes that lift all fences of the remediation.
-// All of its objects are deleted, then one unfences, which is deleted too: while
-// CSI-Addons can work for it, another remediation must not fence.
+// They are marked as released first, so that another one does not wait for them. Then
+// all of its objects are deleted, and one unfences, which is deleted too: while
+// CSI-Addons can work for it, another remediation must not fence. The error is what
+// prevents the unfence; the writes are made all the same.
 func UnfenceChanges(all []Object) ([]Change, error) {
-	if text := foreign(all) + blocker(all); text != "" {
+	if text := foreign(all); text != "" {
 		return nil, errs.Errorf(errs.Precondition, "%s", text)
 	}
 	var changes, drops []Change
+	for _, o := range all {
+		if o.Number > 0 && o.Fenced && !o.Released {
+			changes = append(changes, Change{Kind: Release, Name: o.Name})
+		}
+	}
+	if text := blocker(all); text != "" {
+		return changes, errs.Errorf(errs.Precondition, "%s", text)
+	}
+	if len(changes) > 0 {
+		return changes, nil
+	}
 	var newest Object
 	for _, o := range all {
 		switch {
@@ -202,7 +219,7 @@ func alive(all []Object, is func(Object) bool) (newest Object, found bool) {
 // them, which the manager repeats, or that of a remediation which is released.
 func contrary(all []Object, addresses []netip.Addr) (text string, isCleat bool) {
 	for _, o := range all {
-		if o.Number == 0 && (!o.Fenced || o.Cleat && (o.Deleting || o.Void)) && o.overlaps(addresses) {
+		if o.Number == 0 && (!o.Fenced || o.Cleat && o.Deleting) && o.overlaps(addresses) {
 			if o.Cleat {
 				return fmt.Sprintf("NetworkFence %s of another remediation is being unfenced", o.Name), true
 			}
@@ -224,10 +241,15 @@ func blocker(all []Object) string {
 		}
 	}
 	for _, o := range all {
-		ended := o.Cleat && o.Void || !o.Cleat && o.Deleting
-		if o.Number == 0 && o.Fenced && !ended && o.overlaps(mine) {
-			return fmt.Sprintf("NetworkFence %s, which is not of this remediation, fences an address of the node too, and CSI-Addons would lift that fence: delete the object, or unfence by it and delete it", o.Name)
+		ended := o.Cleat && o.Released || !o.Cleat && o.Deleting
+		if o.Number > 0 || !o.Fenced || ended || !o.overlaps(mine) {
+			continue
 		}
+		help := "delete the object, or unfence by it and delete it"
+		if o.Cleat {
+			help = "this release follows that of the remediation; only if that does not exist any more, unfence by the object"
+		}
+		return fmt.Sprintf("NetworkFence %s, which is not of this remediation, fences an address of the node too, and CSI-Addons would lift that fence: %s", o.Name, help)
 	}
 	return ""
 }

@@ -21,12 +21,10 @@ import (
 // maxObjects that ever exist.
 const maxObjects = 5
 
-// fenceEvents is how many events happen at most that no remediation causes.
-func fenceEvents() uint8 {
-	if soak.Enabled {
-		return 2
-	}
-	return 1
+// fenceScopes are how many events happen at most that no remediation causes, and how
+// many remediations can be released.
+func fenceScopes() []struct{ events, releases uint8 } {
+	return soak.Pick(2, []struct{ events, releases uint8 }{{1, 1}, {0, 2}, {2, 1}, {1, 2}})
 }
 
 type fenceWorld struct {
@@ -38,6 +36,7 @@ type fenceWorld struct {
 	userLifted bool
 	userFenced bool // an object of the user fences, with success
 	budget     uint8
+	releases   uint8 // remediations that can be released
 }
 
 // fence is a NetworkFence.
@@ -47,6 +46,7 @@ type fence struct {
 	exists, fenced    bool
 	changed, deleting bool
 	void, dropped     bool
+	released          bool
 	pending, result   bool // the manager's finalizer; result Succeeded
 	working           uint8
 	sawUser           bool // its creator read the fence of a user
@@ -90,7 +90,7 @@ func (w *fenceWorld) seen(actor uint8, broken fenceMutant) (all []networkfence.O
 			continue
 		}
 		o := networkfence.Object{
-			Name: fmt.Sprint(i), Fenced: f.fenced, Deleting: f.deleting, Void: f.void, Pending: f.pending, Cleat: f.owner != user && f.owner != actor,
+			Name: fmt.Sprint(i), Fenced: f.fenced, Deleting: f.deleting, Void: f.void, Released: f.released, Pending: f.pending, Cleat: f.owner != user && f.owner != actor,
 			Blocks: []netip.Prefix{netip.PrefixFrom(nodeAddress[0], 32)},
 		}
 		if f.owner == actor {
@@ -131,7 +131,7 @@ func (w *fenceWorld) observe(i int, broken fenceMutant) (violation string) {
 		if !w.driver && !w.userLifted {
 			return "a certificate, and the driver does not fence"
 		}
-	} else if !a.certified {
+	} else {
 		changes, _ = networkfence.FenceChanges(all, nodeAddress)
 	}
 	a.writes, a.sawUser = [3]write{}, false
@@ -188,6 +188,8 @@ func (w *fenceWorld) write(i int) bool {
 			}
 		}
 		return w.add(fence{owner: uint8(i + 1), number: next.number, fenced: next.fenced, sawUser: a.sawUser})
+	case networkfence.Release:
+		f.void, f.released = f.exists, f.exists
 	case networkfence.Delete:
 		f.deleting, f.void = f.exists, f.exists
 	case networkfence.Drop:
@@ -200,8 +202,9 @@ func (w *fenceWorld) write(i int) bool {
 	return true
 }
 
-// fenceSteps calls visit with each world that follows.
-func fenceSteps(w fenceWorld, broken fenceMutant, visit func(next fenceWorld, what, violation string)) {
+// fenceSteps calls visit with each world that follows. It is full if an object could
+// not be created for want of space in the model.
+func fenceSteps(w fenceWorld, broken fenceMutant, visit func(next fenceWorld, what, violation string)) (full bool) {
 	for i := range w.actors {
 		next := w
 		switch a := &next.actors[i]; {
@@ -210,6 +213,8 @@ func fenceSteps(w fenceWorld, broken fenceMutant, visit func(next fenceWorld, wh
 		case a.writes[0].kind != 0:
 			if next.write(i) {
 				visit(next, fmt.Sprintf("remediation %d writes %+v", i+1, w.actors[i].writes[0]), "")
+			} else {
+				full = true
 			}
 			next = w // killed before it
 			next.actors[i].writes = [3]write{}
@@ -219,7 +224,7 @@ func fenceSteps(w fenceWorld, broken fenceMutant, visit func(next fenceWorld, wh
 			visit(next, fmt.Sprintf("remediation %d reads", i+1), violation)
 		}
 		next = w
-		if a := &next.actors[i]; a.certified && !a.releasing && (i == 0 || soak.Enabled) { // what it sends is from before
+		if a := &next.actors[i]; (a.certified || w.releases > 1) && !a.releasing && i < int(w.releases) { // what it sends is from before
 			a.releasing = true
 			visit(next, fmt.Sprintf("remediation %d is released", i+1), "")
 		}
@@ -265,7 +270,7 @@ func fenceSteps(w fenceWorld, broken fenceMutant, visit func(next fenceWorld, wh
 		}
 	}
 	if w.budget == 0 {
-		return
+		return full
 	}
 	event := func(what string, change func(next *fenceWorld) bool) {
 		next := w
@@ -305,48 +310,82 @@ func fenceSteps(w fenceWorld, broken fenceMutant, visit func(next fenceWorld, wh
 			return true
 		})
 	}
+	return full
 }
 
-func exploreFences(broken fenceMutant, events uint8) (worlds int, violation, way string) {
+const noRelease = "no release is possible"
+
+// exploreFences also finds a world from which both remediations can never end, if
+// both can be released: in one without objects of a user, and without further events.
+func exploreFences(broken fenceMutant, events, releases uint8) (worlds int, violation, way string) {
 	type step struct {
 		parent int
 		what   string
 	}
-	all := []fenceWorld{{budget: events}}
-	seen := map[fenceWorld]bool{all[0]: true}
+	all := []fenceWorld{{budget: events, releases: releases}}
+	known := map[fenceWorld]int{all[0]: 0}
 	steps := []step{{-1, ""}}
+	from := [][]int{nil} // the worlds before, without events
+	var ends []int
+	trace := func(at int, last string) string {
+		for k := at; steps[k].parent >= 0; k = steps[k].parent {
+			last = steps[k].what + "\n" + last
+		}
+		return last
+	}
 	for at := 0; at < len(all); at++ {
-		fenceSteps(all[at], broken, func(next fenceWorld, what, wrong string) {
+		full := fenceSteps(all[at], broken, func(next fenceWorld, what, wrong string) {
+			if wrong != "" && violation == "" {
+				violation, way = wrong, trace(at, what)
+			}
 			if violation != "" {
 				return
 			}
-			if wrong != "" {
-				violation, way = wrong, what
-				for k := at; steps[k].parent >= 0; k = steps[k].parent {
-					way = steps[k].what + "\n" + way
-				}
-				return
+			index, found := known[next]
+			if !found {
+				index = len(all)
+				known[next] = index
+				all, steps, from = append(all, next), append(steps, step{at, what}), append(from, nil)
 			}
-			if !seen[next] {
-				seen[next] = true
-				all, steps = append(all, next), append(steps, step{at, what})
+			if next.budget == all[at].budget {
+				from[index] = append(from[index], at)
 			}
 		})
 		if violation != "" {
-			break
+			return len(all), violation, way
+		}
+		if w := all[at]; full || w.actors[0].ended && w.actors[1].ended || slices.ContainsFunc(w.objects[:], func(f fence) bool { return f.owner == user }) {
+			ends = append(ends, at)
 		}
 	}
-	return len(all), violation, way
+	if releases < 2 {
+		return len(all), "", ""
+	}
+	canEnd := make([]bool, len(all))
+	for len(ends) > 0 {
+		at := ends[len(ends)-1]
+		ends = ends[:len(ends)-1]
+		if !canEnd[at] {
+			canEnd[at] = true
+			ends = append(ends, from[at]...)
+		}
+	}
+	if at := slices.Index(canEnd, false); at >= 0 {
+		return len(all), noRelease, trace(at, "")
+	}
+	return len(all), "", ""
 }
 
 // TestNetworkFences: what the backend of CSI-Addons certifies is fenced, whatever
 // another remediation, a user and the manager do in between.
 func TestNetworkFences(t *testing.T) {
-	begin := time.Now()
-	worlds, violation, way := exploreFences(fenceMutant{}, fenceEvents())
-	t.Logf("%d worlds with up to %d events, %v", worlds, fenceEvents(), time.Since(begin))
-	if violation != "" {
-		t.Fatalf("%s:\n%s", violation, way)
+	for _, c := range fenceScopes() {
+		begin := time.Now()
+		worlds, violation, way := exploreFences(fenceMutant{}, c.events, c.releases)
+		t.Logf("%d worlds with up to %d events and %d releases, %v", worlds, c.events, c.releases, time.Since(begin))
+		if violation != "" {
+			t.Fatalf("%s:\n%s", violation, way)
+		}
 	}
 }
 
@@ -372,7 +411,14 @@ var fenceMutants = []fenceMutant{
 	{
 		name: "what a user deletes counts as released", violates: "is lifted",
 		see: func(o networkfence.Object) networkfence.Object {
-			o.Void = o.Void || o.Deleting
+			o.Released = o.Released || o.Deleting
+			return o
+		},
+	},
+	{
+		name: "what is replaced counts as released", violates: "is lifted",
+		see: func(o networkfence.Object) networkfence.Object {
+			o.Released = o.Released || o.Void
 			return o
 		},
 	},
@@ -401,6 +447,13 @@ var fenceMutants = []fenceMutant{
 		},
 	},
 	{
+		name: "fences that another remediation does not need hold a release", violates: noRelease,
+		see: func(o networkfence.Object) networkfence.Object {
+			o.Released = o.Released && !o.Cleat
+			return o
+		},
+	},
+	{
 		name: "the result of an unfence is not waited for", violates: "an ended remediation has left a fence",
 		see: func(o networkfence.Object) networkfence.Object {
 			if !o.Fenced {
@@ -414,7 +467,11 @@ var fenceMutants = []fenceMutant{
 func TestNetworkFenceMutants(t *testing.T) {
 	for _, broken := range fenceMutants {
 		t.Run(broken.name, func(t *testing.T) {
-			worlds, violation, way := exploreFences(broken, 1)
+			events, releases := uint8(1), uint8(1)
+			if broken.violates == noRelease {
+				events, releases = 0, 2
+			}
+			worlds, violation, way := exploreFences(broken, events, releases)
 			if violation == "" || !strings.Contains(violation, broken.violates) {
 				t.Errorf("in %d worlds the model finds %q, and not %q:\n%s", worlds, violation, broken.violates, way)
 			}
