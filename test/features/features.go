@@ -5,7 +5,9 @@
 package features
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -49,8 +51,8 @@ const History = "history"
 // (test/csi, test/fence) build. It moves with each release.
 const PreviousRelease = "ff40bafc41452a8b2e5d9d45fcd4f1c1b878abaf"
 
-// PreviousRemote is the same for the engines of network storage (test/spdk, test/ceph), which
-// PreviousRelease does not have. The next release is both.
+// PreviousRemote is the same for the engines of network storage (test/spdk, test/ceph, test/vm),
+// which PreviousRelease does not have. The next release is both.
 const PreviousRemote = "4ac652f7c0fed6a3b97d687d59c12528a40c2dd7"
 
 // All returns the list.
@@ -132,38 +134,58 @@ func hasCephFS() (bool, error) {
 // returns its source and the program. It needs History.
 func BuildPrevious(t testing.TB) (source, program string) {
 	t.Helper()
-	return buildCommit(t, PreviousRelease, "crashpoints", "CGO_ENABLED=0")
+	Need(t, History)
+	program = filepath.Join(t.TempDir(), "cleat")
+	source = testkit.Value(buildCommit(t.Context(), program, PreviousRelease, "crashpoints"))(t)
+	return source, program
 }
 
 // BuildPreviousRemote is the same for engines of network storage, by the build tags that
 // they need.
 func BuildPreviousRemote(t testing.TB, tags string) (program string) {
 	t.Helper()
-	cgo := "CGO_ENABLED=0"
-	if tags != "" {
-		cgo = "CGO_ENABLED=1"
-	}
-	_, program = buildCommit(t, PreviousRemote, tags, cgo)
+	Need(t, History)
+	program = filepath.Join(t.TempDir(), "cleat")
+	testkit.Must(t, BuildPreviousRemoteTo(t.Context(), program, tags))
 	return program
 }
 
-func buildCommit(t testing.TB, commit, tags, cgo string) (source, program string) {
-	t.Helper()
-	Need(t, History)
-	dir := t.TempDir()
-	source, program = filepath.Join(dir, "source"), filepath.Join(dir, "cleat")
-	archive := tree.Git(testkit.Root(t), "archive", "--format=tar", "--output="+dir+"/source.tar", commit)
-	if out, err := archive.CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v: %s", archive, err, out)
+// BuildPreviousRemoteTo is the same for a TestMain. Without History it builds nothing: the
+// tests call Need.
+func BuildPreviousRemoteTo(ctx context.Context, program, tags string) error {
+	if present, err := hasPreviousRelease(); err != nil || !present {
+		return err
 	}
-	testkit.Must(t, os.Mkdir(source, 0o700))
-	testkit.Run(t, "tar", "-xf", dir+"/source.tar", "-C", source)
-	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-tags", tags, "-o", program, testkit.Cleat)
+	_, err := buildCommit(ctx, program, PreviousRemote, tags)
+	return err
+}
+
+// buildCommit returns the commit's source, a directory beside the program.
+func buildCommit(ctx context.Context, program, commit, tags string) (source string, err error) {
+	root, err := tree.Root()
+	if err != nil {
+		return "", err
+	}
+	source = program + "-source"
+	if err := os.Mkdir(source, 0o700); err != nil {
+		return "", err
+	}
+	cgo := "CGO_ENABLED=0"
+	if strings.HasPrefix(tags, "ceph,") {
+		cgo = "CGO_ENABLED=1"
+	}
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-tags", tags, "-o", program, testkit.Cleat)
 	build.Dir, build.Env = source, append(os.Environ(), cgo)
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build commit %s: %v\n%s", commit, err, out)
+	for _, command := range []*exec.Cmd{
+		tree.Git(root, "archive", "--format=tar", "--output="+source+".tar", commit),
+		exec.CommandContext(ctx, "tar", "-xf", source+".tar", "-C", source),
+		build,
+	} {
+		if out, err := command.CombinedOutput(); err != nil {
+			return "", fmt.Errorf("build commit %s: %s: %w\n%s", commit, command, err, out)
+		}
 	}
-	return source, program
+	return source, nil
 }
 
 // hasPreviousRelease reports whether git has the commits. They are absent too where git is

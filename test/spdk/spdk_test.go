@@ -42,7 +42,8 @@ func TestMain(m *testing.M) {
 type site struct {
 	t          testing.TB
 	dir        string
-	program    string // of the controller
+	program    string              // of the controller
+	flags      map[string][]string // of controllers, by program, beside those of all
 	network    *spdktest.Network
 	target     *rig.Target
 	controller *driver.Process
@@ -52,7 +53,7 @@ type site struct {
 
 func newSite(t testing.TB) *site {
 	t.Helper()
-	s := newHostSite(t, cleat)
+	s := newHostSite(t, cleat, nil)
 	snap := testkit.Value(s.network.Start(spdktest.Config{Socket: filepath.Join(s.dir, "snap.sock"), SNAP: true, Source: dpuAddress}))(t)
 	t.Cleanup(func() { testkit.Must(t, snap.Close()) })
 	s.snap = testkit.Open(spdk.Open(spdk.Config{Socket: snap.Socket()}))(t)
@@ -61,9 +62,9 @@ func newSite(t testing.TB) *site {
 }
 
 // newHostSite has no DPU.
-func newHostSite(t testing.TB, program string) *site {
+func newHostSite(t testing.TB, program string, flags map[string][]string) *site {
 	t.Helper()
-	s := &site{t: t, dir: testkit.Dir(t), program: program, network: spdktest.NewNetwork(nil)}
+	s := &site{t: t, dir: testkit.Dir(t), program: program, flags: flags, network: spdktest.NewNetwork(nil)}
 	s.target = rig.NewTarget(t, s.network, 1024)
 	s.startController()
 	t.Cleanup(func() {
@@ -80,9 +81,9 @@ func newHostSite(t testing.TB, program string) *site {
 // startController starts the controller with the state of the one before.
 func (s *site) startController() {
 	s.t.Helper()
-	s.controller = testkit.Value(driver.Launch(s.t.Context(), s.program, s.dir, "controller", []string{"GORACE=atexit_sleep_ms=0"},
+	s.controller = testkit.Value(driver.Launch(s.t.Context(), s.program, s.dir, "controller", []string{"GORACE=atexit_sleep_ms=0"}, append([]string{
 		"--engine", "spdk", "--services", "controller", "--cluster-id", cluster, "--spdk-config", s.target.Config,
-		"--addons-endpoint", s.addons(), "--fence-check-interval", "200ms", "--log-format", "text"))(s.t)
+		"--addons-endpoint", s.addons(), "--fence-check-interval", "200ms", "--log-format", "text"}, s.flags[s.program]...)...))(s.t)
 }
 
 // killController kills the controller and starts it again.
