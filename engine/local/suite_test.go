@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"testing"
 
@@ -208,73 +207,5 @@ var crashPoints = []string{
 func TestCrashPoints(t *testing.T) {
 	if diff := cmp.Diff(slices.Sorted(slices.Values(crashPoints)), testkit.CrashPoints(t)); diff != "" {
 		t.Errorf("the list of crash points and the code differ:\n%s", diff)
-	}
-}
-
-// The results must not depend on the number of other volumes.
-func BenchmarkLife(b *testing.B) {
-	e := open(b, config(onXFS(b)))
-	have := 0
-	for _, present := range []int{10, 1000, 10000} {
-		for ; have < present; have++ {
-			create(b, e, volume.CreateRequest{Name: fmt.Sprint("present-", have), Size: volume.SizeRange{Required: mib}})
-		}
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		b.Logf("%d volumes: %d KiB of live heap", present, m.HeapAlloc>>10)
-		b.Run(fmt.Sprint("present=", present), func(b *testing.B) { benchmarkLife(b, e) })
-	}
-}
-
-func benchmarkLife(b *testing.B, e *Engine) {
-	b.Run("create+delete", func(b *testing.B) {
-		for b.Loop() {
-			v := create(b, e, volume.CreateRequest{Name: "one more", Size: volume.SizeRange{Required: mib}})
-			testkit.Must(b, e.Delete(b.Context(), v.ID))
-		}
-	})
-	b.Run("snapshot+clone+delete", func(b *testing.B) {
-		v := create(b, e, volume.CreateRequest{Name: "source", Size: volume.SizeRange{Required: mib}})
-		for b.Loop() {
-			s := snapshot(b, e, "snap", v.ID)
-			c := create(b, e, volume.CreateRequest{Name: "clone", Source: volume.Source{Snapshot: s.ID}})
-			testkit.Must(b, e.Delete(b.Context(), c.ID), e.DeleteSnapshot(b.Context(), s.ID))
-		}
-		testkit.Must(b, e.Delete(b.Context(), v.ID))
-	})
-	b.Run("list page of 100", func(b *testing.B) {
-		for b.Loop() {
-			testkit.Value(e.List(b.Context(), "", 100))(b)
-		}
-	})
-	b.Run("capacity", func(b *testing.B) {
-		for b.Loop() {
-			testkit.Value(e.Capacity(b.Context(), volume.CapacityQuery{}))(b)
-		}
-	})
-}
-
-// A mounted volume with 64 MiB of data.
-func BenchmarkMountedSnapshot(b *testing.B) {
-	e := open(b, config(onXFS(b)))
-	v := fsVolume(b, e, "v", "ext4", nil)
-	dir, _ := mounted(b, e, v)
-	write(b, dir, "file", make([]byte, 40*mib))
-	for b.Loop() {
-		s := snapshot(b, e, "snap", v.ID)
-		testkit.Must(b, e.DeleteSnapshot(b.Context(), s.ID))
-	}
-}
-
-func BenchmarkOpen(b *testing.B) {
-	c := config(onXFS(b))
-	e := open(b, c)
-	for i := range 10000 {
-		create(b, e, volume.CreateRequest{Name: fmt.Sprint("present-", i), Size: volume.SizeRange{Required: mib}})
-	}
-	closeEngine(b, e)
-	for b.Loop() {
-		closeEngine(b, open(b, c))
 	}
 }

@@ -3,20 +3,14 @@ package enforce
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/fence/fencetest"
 	"github.com/cleatproject/cleat/fence/plan"
-	"github.com/cleatproject/cleat/internal/ledger"
-	"github.com/cleatproject/cleat/internal/op"
-	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -329,27 +323,5 @@ func TestConcurrentCalls(t *testing.T) {
 	callers.Wait()
 	if r.held() != "10.0.0.0/23" || strings.Count(r.phases(), "fenced") != 13 {
 		t.Errorf("held %s, recorded %s", r.held(), r.phases())
-	}
-}
-
-// BenchmarkFence measures durable record, plan and reading back, on an
-// in-memory network.
-func BenchmarkFence(b *testing.B) {
-	for _, n := range []int{1, 1000, 10000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			s := testkit.Value(store.Open(b.Context(), filepath.Join(b.TempDir(), "fences.db"), store.Options{Role: "fences", Version: 1}))(b)
-			defer func() { _ = s.Close() }()
-			operations := op.New(b.Context(), 0)
-			e := testkit.Value(New(Config{Ledger: ledger.New(s), Operations: operations, Locals: []Local{{Name: "host", Fencer: fencetest.NewNetwork()}}}))(b)
-			a := plan.Request{Owner: volume.FenceOwner{Digest: "a"}}
-			for i := range n {
-				addr := netip.AddrFrom4([4]byte{10, byte(i >> 15), byte(i >> 7), byte(i << 1)}) // not mergeable
-				a.Blocks = append(a.Blocks, netip.PrefixFrom(addr, 32))
-			}
-			for b.Loop() {
-				testkit.Must(b, e.Fence(b.Context(), a))
-				testkit.Must(b, e.Unfence(b.Context(), a))
-			}
-		})
 	}
 }

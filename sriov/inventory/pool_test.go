@@ -134,26 +134,3 @@ func TestAssignManyFunctions(t *testing.T) {
 		t.Errorf("free %d, left out %d, warnings %v", len(a.Free), len(a.LeftOut), a.Warnings)
 	}
 }
-
-func BenchmarkAssign(b *testing.B) {
-	for _, functions := range []int{64, 256, 512, 2048} {
-		b.Run(fmt.Sprintf("functions=%d/resources=32", functions), func(b *testing.B) {
-			s, text := crowd(functions, 32)
-			c := parsed(b, text)
-			b.ReportAllocs()
-			for b.Loop() {
-				Assign(c, s, AssignOptions{})
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*functions), "ns/function")
-		})
-	}
-}
-
-func BenchmarkExplain(b *testing.B) {
-	s, text := crowd(2048, 32)
-	c := parsed(b, text)
-	b.ReportAllocs()
-	for b.Loop() {
-		Explain(c, s, AssignOptions{})
-	}
-}

@@ -218,17 +218,3 @@ func from(p Pool, must, chosen []string) string {
 }
 
 func one(p Pool, must, chosen []string) bool { return cost(p, must, chosen)[2] == 0 }
-
-func BenchmarkPrefer(b *testing.B) {
-	s, text := crowd(2048, 1)
-	p := Assign(parsed(b, text), s, AssignOptions{}).Pools[0]
-	var available []string
-	for i, m := range p.Members {
-		m.Function.NUMA = i % 4
-		available = append(available, m.ID)
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		Prefer(p, available, nil, 16)
-	}
-}

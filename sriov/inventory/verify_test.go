@@ -4,7 +4,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -277,14 +276,5 @@ func TestVerifyRejectsPathsInNames(t *testing.T) {
 	}
 	if err := inventory.Verify(t.Context(), configOf(e.Tree), auxiliaryDevice(inventory.Auxiliary{Name: "../x", Parent: good})); err == nil {
 		t.Error("a name with a slash was accepted")
-	}
-}
-
-func BenchmarkVerify(b *testing.B) {
-	e := newEvery(b)
-	s := clean(b, e.Tree)
-	i := slices.IndexFunc(s.Functions, func(f inventory.Function) bool { return f.Address == e.virtual[0] })
-	for b.Loop() {
-		testkit.Must(b, inventory.Verify(b.Context(), configOf(e.Tree), inventory.Device{Function: &s.Functions[i]}))
 	}
 }

@@ -251,19 +251,6 @@ func TestBenchmarkFixtures(t *testing.T) {
 	}
 }
 
-func BenchmarkDiscover(b *testing.B) {
-	for _, count := range sizes {
-		b.Run(fmt.Sprintf("functions=%d", count), func(b *testing.B) {
-			c := crowd(b, count)
-			b.ReportAllocs()
-			for b.Loop() {
-				crowded(b, c, count)
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*count), "ns/function")
-		})
-	}
-}
-
 // Upstream takes 0.16 s, 1.6 s and 5.8 s for the first three sizes.
 func BenchmarkDiscoverAndAssign(b *testing.B) {
 	for _, count := range sizes {

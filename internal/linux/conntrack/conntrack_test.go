@@ -10,9 +10,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/vishvananda/netlink"
 	"go.uber.org/goleak"
-	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/test/testkit"
 )
@@ -85,26 +83,4 @@ func TestTranslated(t *testing.T) {
 		t.Errorf("after the end of the call: %v, %v", got, err)
 	}
 	expect(want) // the Conn works on
-}
-
-// A table of 100,000 connections, none of them translated.
-func BenchmarkTranslated(b *testing.B) {
-	c := namespace(b)
-	h := testkit.Value(netlink.NewHandle(unix.NETLINK_NETFILTER))(b)
-	defer h.Close()
-	for i := range 100000 {
-		client, server := net.IPv4(10, 20, byte(i>>8), byte(i)).To4(), net.IPv4(10, 9, 0, 1).To4()
-		port := uint16(1024 + i>>16)
-		testkit.Must(b, h.ConntrackCreate(netlink.ConntrackTable, unix.AF_INET, &netlink.ConntrackFlow{
-			FamilyType: unix.AF_INET, TimeOut: 600, ProtoInfo: &netlink.ProtoInfoTCP{State: uint8(Established)},
-			Forward: netlink.IPTuple{SrcIP: client, DstIP: server, SrcPort: port, DstPort: 80, Protocol: unix.IPPROTO_TCP},
-			Reverse: netlink.IPTuple{SrcIP: server, DstIP: client, SrcPort: 80, DstPort: port, Protocol: unix.IPPROTO_TCP},
-		}))
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		if flows, err := c.Translated(b.Context()); err != nil || len(flows) > 0 {
-			b.Fatal(flows, err)
-		}
-	}
 }

@@ -321,27 +321,3 @@ func content(t *testing.T, f *os.File) []byte {
 	t.Helper()
 	return testkit.Value(os.ReadFile(f.Name()))(t)
 }
-
-// The cost depends on the extents: 20,000 in each file.
-func BenchmarkDelta(b *testing.B) {
-	dir := scratchfs.Mount(b, "xfs")
-	live := create(b, dir)
-	const count = 20_000
-	for i := range int64(count) {
-		testkit.Value(live.WriteAt([]byte{1}, 2*i*fsBlock))(b)
-	}
-	base := create(b, dir)
-	testkit.Must(b, unix.IoctlFileClone(int(base.Fd()), int(live.Fd())))
-	testkit.Value(live.WriteAt([]byte{2}, 1000*fsBlock))(b)
-	for b.Loop() {
-		read := func(f *os.File) func(func(Extent, error) bool) { return Extents(b.Context(), f, 0, 1<<40) }
-		changed := 0
-		for _, err := range Delta(read(base), read(live), 2*count*fsBlock, 0) {
-			testkit.Must(b, err)
-			changed++
-		}
-		if changed != 1 {
-			b.Fatalf("%d ranges changed, want 1", changed)
-		}
-	}
-}

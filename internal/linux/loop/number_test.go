@@ -246,26 +246,3 @@ func TestKernelWithoutLoopDevices(t *testing.T) {
 		t.Errorf("err %v, want one that says what to load", err)
 	}
 }
-
-func BenchmarkFind(b *testing.B) {
-	control := testkit.Value(host().openControl())(b)
-	defer control.Close()
-	var all []Device
-	for range 300 {
-		d, f := mustAttach(b, Config{File: newFile(b, SectorSize)})
-		f.Close()
-		all = append(all, d)
-	}
-	last := all[len(all)-1]
-	for b.Loop() {
-		if found, err := Find(b.Context(), last.Backing); err != nil || len(found) != 1 {
-			b.Fatalf("found %v (err %v)", found, err)
-		}
-	}
-	for _, d := range all { // the kernel would keep the numbers
-		if err := Detach(b.Context(), d); err != nil {
-			b.Error(err)
-		}
-		_ = removeNumber(control, d.Number)
-	}
-}

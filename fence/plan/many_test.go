@@ -19,34 +19,6 @@ func many(blocks int) Request {
 	return req
 }
 
-// BenchmarkPlan10000 measures decisions with 10,000 records.
-func BenchmarkPlan10000(b *testing.B) {
-	req := many(10_000)
-	fenced := Confirm(Fence(nil, req, early), req, early)
-	lifting := testkit.Value(Unfence(fenced, req, late))(b)
-	for name, decide := range map[string]func(){
-		"Fence":  func() { Fence(nil, req, early) },
-		"Repeat": func() { Fence(fenced, req, early) },
-		"Unfence": func() {
-			testkit.Value(Unfence(fenced, req, late))(b)
-		},
-		"UnfenceUnknown": func() {
-			if _, err := Unfence(fenced, Request{Owner: berta, Blocks: req.Blocks}, late); err == nil {
-				b.Fatal("not refused")
-			}
-		},
-		"Forget":   func() { Forget(lifting, req, late) },
-		"Wanted":   func() { _, _ = Desired(fenced) },
-		"Released": func() { _, _ = Released(fenced, lifting) },
-	} {
-		b.Run(name, func(b *testing.B) {
-			for b.Loop() {
-				decide()
-			}
-		})
-	}
-}
-
 // The full life cycle of many fences.
 func TestMany(t *testing.T) {
 	req := many(10_000)
