@@ -84,11 +84,14 @@ func (c *Controller) readNodes(ctx context.Context, o *observation) error {
 	if err != nil {
 		return err
 	}
+	type identity struct{ machineID, systemUUID string }
+	have := map[identity]int{}
 	for _, u := range nodes {
 		n, err := kubeobject.Convert[corev1.Node](u)
 		if err != nil {
 			return err
 		}
+		have[identity{n.Status.NodeInfo.MachineID, n.Status.NodeInfo.SystemUUID}]++
 		client := plan.Client{Machine: n.Name, Source: plan.FromNode}
 		for _, a := range n.Status.Addresses {
 			if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
@@ -109,6 +112,9 @@ func (c *Controller) readNodes(ctx context.Context, o *observation) error {
 		for _, a := range client.Addresses {
 			o.protect(a, "node "+n.Name)
 		}
+	}
+	if n := o.Node; n != nil && have[identity{n.Machine.MachineID, n.Machine.SystemUUID}] > 1 { // as of cloned machines: they name none
+		n.Machine.MachineID, n.Machine.SystemUUID = "", ""
 	}
 	for node, addresses := range c.config.Coverage.StorageAddresses {
 		if node == name {

@@ -278,3 +278,28 @@ func FuzzParseCoverage(f *testing.F) {
 		}
 	})
 }
+
+// Ids that two Nodes have identify no machine, so that another boot id with them is no
+// proof of a reboot.
+func TestSharedMachineIDs(t *testing.T) {
+	const lost = "{apiVersion: v1, kind: Node, metadata: {name: lost}, status: {nodeInfo: {machineID: m, systemUUID: u, bootID: b}}}"
+	for other, want := range map[string]plan.Machine{
+		"machineID: m, systemUUID: u, bootID: b2": {Name: "lost", BootID: "b"},
+		"machineID: m, systemUUID: other":         {Name: "lost", MachineID: "m", SystemUUID: "u", BootID: "b"},
+	} {
+		o := observed(t, withBackend, backend{}, lost+"\n---\n{apiVersion: v1, kind: Node, metadata: {name: other}, status: {nodeInfo: {"+other+"}}}")
+		testkit.Diff(t, other, want, o.Node.Machine)
+	}
+}
+
+// The node of a remediation is the recorded one, whatever happens to the annotation.
+func TestNodeOfRecord(t *testing.T) {
+	r := &Remediation{}
+	r.Name, r.Annotations = "generated", map[string]string{nodeNameAnnotation: "lost"}
+	before := r.Node()
+	r.Status.Record = &plan.Record{Machines: []plan.Machine{{Name: "lost"}, {Name: "dpu"}}}
+	r.Annotations = map[string]string{nodeNameAnnotation: "other"}
+	if after := r.Node(); before != "lost" || after != "lost" {
+		t.Errorf("before the record %q, after it %q", before, after)
+	}
+}

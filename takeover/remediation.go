@@ -33,8 +33,12 @@ type Off struct {
 	Machines []string `json:"machines"`
 }
 
-// Node returns the name of the node that the remediation is for.
+// Node returns the name of the node that the remediation is for: the recorded one, as
+// others can change the annotation.
 func (r *Remediation) Node() string {
+	if record := r.Status.Record; record != nil && len(record.Machines) > 0 {
+		return record.Machines[0].Name
+	}
 	if name := r.Annotations[nodeNameAnnotation]; name != "" {
 		return name
 	}

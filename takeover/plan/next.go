@@ -274,10 +274,16 @@ func (o Observation) machines() []Machine {
 	return append([]Machine{o.Node.Machine}, o.DPUs...)
 }
 
-func (m Machine) isKnown() bool { return m.MachineID != "" && m.SystemUUID != "" && m.BootID != "" }
+func (m Machine) isKnown() bool { return m.hasIDs() && m.BootID != "" }
+
+// hasIDs is false for a machine without firmware that has an id: kubelets report the
+// machineID as its systemUUID, and each copy of its disk has that.
+func (m Machine) hasIDs() bool {
+	return m.MachineID != "" && m.SystemUUID != "" && !strings.EqualFold(strings.ReplaceAll(m.SystemUUID, "-", ""), strings.ReplaceAll(m.MachineID, "-", ""))
+}
 
 func (m Machine) isSame(other Machine) bool {
-	return m.MachineID != "" && m.SystemUUID != "" && m.MachineID == other.MachineID && m.SystemUUID == other.SystemUUID
+	return m.hasIDs() && m.MachineID == other.MachineID && m.SystemUUID == other.SystemUUID
 }
 
 // isRebooted is true for the same machine with another boot.
@@ -315,7 +321,7 @@ func (o Observation) brake() (reason, message string) {
 	case o.Node == nil:
 		return "", ""
 	case s.Record != nil && s.Record.Machines[0].isKnown() && !o.Node.Machine.isSame(s.Record.Machines[0]):
-		return ReasonNodeReplaced, fmt.Sprintf("node %s is another machine than the recorded one: confirm that the recorded machine is off", r.Node)
+		return ReasonNodeReplaced, fmt.Sprintf("node %s is not proved to be the recorded machine: another one has its name, or another Node has the same ids. Confirm that the recorded machine is off", r.Node)
 	case o.Node.Ready:
 		return ReasonNodeReady, "the node is Ready: nothing is done; a fence that exists stays until the machine is rebooted"
 	case o.Node.Excluded && s.Intent == nil:
