@@ -65,7 +65,7 @@ func (g *Guest) pushTest(ctx context.Context, scratch, pkg string) (string, erro
 		return "", err
 	}
 	binary := filepath.Join(scratch, "test")
-	if err := goTool(ctx, root, "test", "-c", "-o", binary, pkg); err != nil {
+	if err := goTool(ctx, root, "test", "-c", "-vet=off", "-ldflags=-s -w", "-o", binary, pkg); err != nil {
 		return "", err
 	}
 	dir := path.Join("/root", pkg)
