@@ -142,7 +142,7 @@ func TestSilentTarget(t *testing.T) {
 	noticed := time.Since(begun)
 	second := h.target.create("second", 16*mib)
 	second.Paths = h.locator.Paths
-	err := within(t, 40*time.Second, "Attach at a silent target", func() error {
+	err := within(t, 2*time.Minute, "Attach at a silent target", func() error {
 		return testkit.Err(h.Attach(t.Context(), node.Target{Locator: second}, node.Use{Block: true}))
 	})
 	testkit.WantError(t, "Attach at a silent target", err, errs.Unavailable)

@@ -37,8 +37,8 @@ type Spec struct {
 	Devices []string
 	// KernelArgs are added to the kernel's command line.
 	KernelArgs []string
-	// BootTime limits the boot, Lifetime the guest's run time; 0 is 2 minutes
-	// and 10 minutes.
+	// BootTime limits the boot, Lifetime the guest's run time; 0 is 5 minutes
+	// and 20 minutes.
 	BootTime, Lifetime time.Duration
 	// Terminal connects the guest's console to this process's terminal.
 	Terminal bool
@@ -63,10 +63,10 @@ func (s Spec) withDefaults() Spec {
 		s.Processors = 1
 	}
 	if s.BootTime == 0 {
-		s.BootTime = 2 * time.Minute
+		s.BootTime = 5 * time.Minute
 	}
 	if s.Lifetime == 0 {
-		s.Lifetime = 10 * time.Minute
+		s.Lifetime = 20 * time.Minute
 	}
 	return s
 }

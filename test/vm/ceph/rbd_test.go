@@ -110,13 +110,13 @@ func (r *rig) testErrors() {
 	}
 	r.describe(0, "/run/closed.json", closed)
 	r.image("errors")
-	for _, c := range []struct{ site, image, kind, words string }{
-		{sitePath, "missing", "not found", "does not exist"},
-		{"/run/pool.json", "errors", "not found", "does not exist"},
-		{"/run/wrong.json", "errors", "unauthenticated", "client.node"},
-		{"/run/closed.json", "errors", "unavailable", "has not answered"},
+	for _, c := range []struct{ site, image, timeout, kind, words string }{
+		{sitePath, "missing", "2m", "not found", "does not exist"},
+		{"/run/pool.json", "errors", "2m", "not found", "does not exist"},
+		{"/run/wrong.json", "errors", "2m", "unauthenticated", "client.node"},
+		{"/run/closed.json", "errors", "5s", "unavailable", "has not answered"},
 	} {
-		out := r.fails(0, "-site", c.site, "-timeout", "5s", "attach", c.image)
+		out := r.fails(0, "-site", c.site, "-timeout", c.timeout, "attach", c.image)
 		if !strings.HasPrefix(out, c.kind) || !strings.Contains(out, c.words) {
 			r.Errorf("attach %s with %s: %s; want %s, %q", c.image, c.site, out, c.kind, c.words)
 		}

@@ -27,7 +27,7 @@ const (
 	name    = "pvc-1"
 	// patience is the deadline of calls that must succeed, brief that of calls
 	// to servers that do not answer.
-	patience = 20 * time.Second
+	patience = time.Minute
 	brief    = 4 * time.Second
 )
 

@@ -129,7 +129,7 @@ func (r *rig) ends(d *disk) {
 	select {
 	case <-d.writer.Done():
 		r.Node(client).WantErrno(d.writer.Err(), syscall.EIO)
-	case <-time.After(40 * time.Second):
+	case <-time.After(2 * time.Minute):
 		r.Fatalf("the writer to %s did not fail after the fence", d.name)
 	}
 }

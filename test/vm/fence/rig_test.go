@@ -34,8 +34,6 @@ const (
 	socket         = "/run/cleat/fence/fence.sock"
 	status         = "127.0.0.1:9100"
 
-	lifetime = 18 * time.Minute // of guests that all tests share
-
 	// Parameters of the writer.
 	blockSize = 4096
 	areaSize  = mib
@@ -80,9 +78,9 @@ func newRig(t *testing.T, disks ...*disk) *rig {
 	r := &rig{Pair: pair.Boot(t,
 		vm.Spec{
 			Name: "target", Disks: files, Programs: []string{cleat}, Tools: []string{"nft", "dmsetup", "ip", "setpriv", "sleep"},
-			Modules: append(nvmetcp.TargetModules(), "nf_tables", "tcp_diag", "dm-mod", "dm-delay"), Lifetime: lifetime,
+			Modules: append(nvmetcp.TargetModules(), "nf_tables", "tcp_diag", "dm-mod", "dm-delay"),
 		},
-		vm.Spec{Name: "client", Modules: nvmetcp.HostModules(), Programs: []string{storm}, Lifetime: lifetime})}
+		vm.Spec{Name: "client", Modules: nvmetcp.HostModules(), Programs: []string{storm}})}
 	n := r.Node(client)
 	n.Run("ip", "address", "add", netip.PrefixFrom(second, 24).String(), "dev", n.Interface)
 	return r

@@ -65,7 +65,7 @@ func testFailedPoolDisk(r *rig) {
 // message that names the pool or I/O error and a retryable code.
 func (r *rig) refusesAll(idle, busy *claim) {
 	r.Helper()
-	ctx, cancel := context.WithTimeout(r.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(r.Context(), 2*time.Minute)
 	defer cancel()
 	_, created := r.controller().CreateVolume(ctx, &csi.CreateVolumeRequest{
 		Name: "refused", VolumeCapabilities: []*csi.VolumeCapability{nodeservice.Capability("ext4")}, CapacityRange: &csi.CapacityRange{RequiredBytes: leastSize("ext4")}})

@@ -8,7 +8,6 @@ import (
 
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm/image"
-	"github.com/cleatproject/cleat/test/vm/nodeservice"
 	"github.com/cleatproject/cleat/test/vm/nvmetcp"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -82,7 +81,7 @@ func (r *rig) otherPrograms() {
 	r.wantRefused(same, codes.FailedPrecondition, controller.Name, other.NQN, "another program")
 	r.Run("writer", "-check", "5", disk)
 	if state := controller.Attribute("state"); state != "live" {
-		r.Errorf("the other program's controller is %s", nodeservice.State)
+		r.Errorf("the other program's controller is %s", state)
 	}
 
 	lost := r.connect(subsystemNQN("ours"), nvmetcp.HostOf(access.HostID(hostNQN)))

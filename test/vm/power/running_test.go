@@ -62,7 +62,7 @@ func (r *running) watch(ctx context.Context, armed bool) {
 
 // connect waits until the driver is ready.
 func (r *running) connect(ctx context.Context) error {
-	const bound = time.Minute
+	const bound = 3 * time.Minute
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	quick := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.2, MaxDelay: 200 * time.Millisecond}, MinConnectTimeout: 20 * time.Second}
@@ -121,7 +121,7 @@ func (r *running) Stop() error {
 	if err := r.process.Signal(syscall.SIGTERM); err != nil {
 		return err
 	}
-	const bound = time.Minute
+	const bound = 3 * time.Minute
 	select {
 	case <-r.process.Done():
 	case <-time.After(bound):

@@ -80,7 +80,7 @@ func (o options) run(ctx context.Context) error {
 
 // awaitDevice waits for a device node.
 func awaitDevice(ctx context.Context, path string) error {
-	const bound = 30 * time.Second
+	const bound = 2 * time.Minute
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)

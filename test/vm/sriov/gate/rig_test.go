@@ -109,7 +109,6 @@ func (r *rig) start(t testing.TB, name string, disks ...vm.Disk) {
 		Modules: []string{"igb", "igbvf", "ext4"}, Extra: []string{"vfio-pci"}, Tools: append(image.Filesystems(), "ip"),
 		Devices:    append([]string{"-device", "intel-iommu,intremap=off"}, vm.IGB(1)...),
 		KernelArgs: []string{"intel_iommu=on"},
-		Lifetime:   18 * time.Minute, // one guest is used for a whole test
 	})
 	r.Kernel, r.log, r.inPod, r.checked = kernel.Of(t, g), nil, nil, 0
 	r.plugin, r.daemon = nil, nil
