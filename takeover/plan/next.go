@@ -274,16 +274,10 @@ func (o Observation) machines() []Machine {
 	return append([]Machine{o.Node.Machine}, o.DPUs...)
 }
 
-func (m Machine) isKnown() bool { return m.hasIDs() && m.BootID != "" }
-
-// hasIDs is false for a machine without firmware that has an id: kubelets report the
-// machineID as its systemUUID, and each copy of its disk has that.
-func (m Machine) hasIDs() bool {
-	return m.MachineID != "" && m.SystemUUID != "" && !strings.EqualFold(strings.ReplaceAll(m.SystemUUID, "-", ""), strings.ReplaceAll(m.MachineID, "-", ""))
-}
+func (m Machine) isKnown() bool { return m.MachineID != "" && m.SystemUUID != "" && m.BootID != "" }
 
 func (m Machine) isSame(other Machine) bool {
-	return m.hasIDs() && m.MachineID == other.MachineID && m.SystemUUID == other.SystemUUID
+	return m.MachineID != "" && m.SystemUUID != "" && m.MachineID == other.MachineID && m.SystemUUID == other.SystemUUID
 }
 
 // isRebooted is true for the same machine with another boot.

@@ -214,9 +214,6 @@ func TestObstacles(t *testing.T) {
 		{"cluster unknown", ReasonVolumeUnknown, "pv-1 (rbd)", volume(func(v *Volume) { v.Driver, v.Cluster, v.NoObject = "rbd", "", true })},
 		{"source", ReasonSourceUnavailable, "refused", func(o *Observation) { o.Unavailable = []string{"backend ceph: refused"} }},
 		{"no boot id", ReasonMachineUnknown, "bootID", func(o *Observation) { o.Node.Machine.BootID = "" }},
-		{"no id of the firmware", ReasonMachineUnknown, "machineID as systemUUID", func(o *Observation) {
-			o.Node.Machine.MachineID, o.Node.Machine.SystemUUID = "0123456789abcdef0123456789abcdef", "01234567-89AB-CDEF-0123-456789ABCDEF"
-		}},
 		{"no machine id", ReasonMachineUnknown, "machineID", func(o *Observation) { o.Node.Machine.MachineID = "" }},
 		{"another node's address", ReasonAddressProtected, "node node-8", clients(func(c *Client) { c.Addresses = []netip.Addr{netip.MustParseAddr("192.0.2.8")} })},
 		{"virtual address", ReasonAddressProtected, "services", clients(func(c *Client) { c.Addresses = append(c.Addresses, netip.MustParseAddr("10.96.0.1")) })},
