@@ -65,7 +65,7 @@ type Daemon struct {
 
 	mu     sync.Mutex
 	status Status
-	polled map[string]bool // functions that pods held since the last observation
+	polled polls
 }
 
 // New reads and changes nothing.
@@ -73,7 +73,7 @@ func New(c Config) (*Daemon, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	d := &Daemon{config: c, polled: map[string]bool{}, loop: actor.New[event, action](), status: initialStatus(c.Rules.Mode, time.Now()),
+	d := &Daemon{config: c, polled: polls{held: map[string]bool{}}, loop: actor.New[event, action](), status: initialStatus(c.Rules.Mode, time.Now()),
 		reports: &reporter{write: c.Report, logger: c.Logger, newest: make(chan report, 1)}}
 	var err error
 	d.metrics, err = newMetrics(c.Metrics, d.Status)

@@ -88,13 +88,18 @@ func (g *doubleGate) calls() []string {
 }
 
 type doublePods struct {
-	mu   sync.Mutex
-	held []podresources.Holder
+	mu    sync.Mutex
+	held  []podresources.Holder
+	fails int // calls of Held from now on
 }
 
 func (p *doublePods) Held(context.Context) ([]podresources.Holder, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.fails > 0 {
+		p.fails--
+		return nil, errors.New("the kubelet limits the rate of calls")
+	}
 	return slices.Clone(p.held), nil
 }
 

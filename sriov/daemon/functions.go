@@ -25,7 +25,7 @@ type Functions struct {
 // tracker separates what pods left on functions from what an administrator set: a
 // change is an administrator's, or the daemon's, if no pod held the function
 // between two observations. All others are residue, also changes while the
-// daemon did not run. It is pure.
+// daemon did not run or the kubelet did not answer. It is pure.
 type tracker struct {
 	saved Functions
 	// Functions that no pod held since they were like their baseline. Initially
@@ -40,6 +40,16 @@ func newTracker(saved Functions) *tracker {
 		t.saved.Baselines = map[string]plan.VF{}
 	}
 	return t
+}
+
+// polled drops what polls do not confirm.
+func (t *tracker) polled(p polls) {
+	if p.failed {
+		clear(t.clean)
+	}
+	for address := range p.held {
+		delete(t.clean, address)
+	}
 }
 
 // observe returns the baselines of functions that have to be compared, and

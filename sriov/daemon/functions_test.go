@@ -258,7 +258,8 @@ func TestPodLeavesVLAN(t *testing.T) {
 func TestPollPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pods := &doublePods{}
-		d := &Daemon{config: Config{Pods: pods}, polled: map[string]bool{}}
+		d := &Daemon{config: Config{Pods: pods}}
+		d.takePolled()
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		changes := 0
@@ -278,8 +279,58 @@ func TestPollPods(t *testing.T) {
 				t.Errorf("poll %d: %d changes, want %d", n, changes, want.changes)
 			}
 		}
-		if got := fmt.Sprint(d.polled); got != "map[a:true b:true]" {
+		if got := fmt.Sprint(d.takePolled().held); got != "map[a:true b:true]" {
 			t.Errorf("held meanwhile: %s", got)
+		}
+		stop()
+		synctest.Wait()
+	})
+}
+
+// While the kubelet does not answer, a pod can have come, changed a function and
+// left: a change from that time is no administrator's.
+func TestKubeletThatDidNotAnswer(t *testing.T) {
+	for name, c := range map[string]struct {
+		fails int
+		polls bool
+	}{
+		"to a poll":                       {1, true},
+		"before the functions are read":   {1, false},
+		"before and after they were read": {2, false},
+	} {
+		t.Run(name, func(t *testing.T) { testUnansweredKubelet(t, c.fails, c.polls) })
+	}
+}
+
+func testUnansweredKubelet(t *testing.T, fails int, polls bool) {
+	r := newRig(t, Apply)
+	synctest.Test(t, func(t *testing.T) {
+		d := testkit.Value(New(r.config))(t)
+		d.tracker = newTracker(Functions{})
+		address := vfAddress(pf0, 0)
+		observe := func(vlan int) observation {
+			r.node.change(func(s *plan.State) {
+				s.PFs[0].NumVFs, s.PFs[0].VFs = 1, []plan.VF{{Address: address, Instance: "boot/1", Driver: "iavf", Netdev: "eth0", Known: true, VLAN: vlan}}
+			})
+			polled := d.takePolled()
+			o := d.observe(t.Context())
+			d.track(t.Context(), historySpec, polled, &o)
+			return o
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		go d.pollPods(ctx, func() {})
+		observe(5)
+		r.pods.mu.Lock()
+		r.pods.fails = fails
+		r.pods.mu.Unlock()
+		if polls {
+			time.Sleep(pollDelay)
+			synctest.Wait()
+		} else if o := observe(7); o.pods.err == nil {
+			t.Error("the holders count as known")
+		}
+		if was, found := observe(7).baselines[address]; !found || was.VLAN != 5 {
+			t.Errorf("reset to %+v (%t), want VLAN 5", was, found)
 		}
 		stop()
 		synctest.Wait()
@@ -294,7 +345,7 @@ func TestFunctionsNotSaved(t *testing.T) {
 	d.tracker = newTracker(Functions{})
 	o := observation{state: r.node.copy()}
 	o.state.PFs[0].NumVFs, o.state.PFs[0].VFs = 1, []plan.VF{{Address: vfAddress(pf0, 0), Known: true}}
-	if d.track(t.Context(), historySpec, nil, &o); o.err == nil || !strings.Contains(o.err.Error(), "record of functions") || !d.unsaved {
+	if d.track(t.Context(), historySpec, d.takePolled(), &o); o.err == nil || !strings.Contains(o.err.Error(), "record of functions") || !d.unsaved {
 		t.Errorf("%v", o.err)
 	}
 }

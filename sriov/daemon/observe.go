@@ -51,7 +51,9 @@ func (d *Daemon) observe(ctx context.Context) (o observation) {
 	// read while it changes.
 	before := d.readPods(ctx)
 	o.state, o.err = d.config.Host.Read(ctx)
-	o.pods = d.readPods(ctx)
+	if o.pods = d.readPods(ctx); o.pods.err == nil {
+		o.pods.err = before.err
+	}
 	for _, h := range before.holders {
 		if !slices.Contains(o.pods.holders, h) {
 			o.pods.holders = append(o.pods.holders, h)
@@ -68,11 +70,9 @@ func (d *Daemon) observe(ctx context.Context) (o observation) {
 }
 
 // track compares the functions with their baselines, and records new ones
-// before the daemon acts on the observation. Pods held those of polled before it.
-func (d *Daemon) track(ctx context.Context, spec nodestate.Spec, polled map[string]bool, o *observation) {
-	for address := range polled {
-		delete(d.tracker.clean, address)
-	}
+// before the daemon acts on the observation.
+func (d *Daemon) track(ctx context.Context, spec nodestate.Spec, before polls, o *observation) {
+	d.tracker.polled(before)
 	if _, err := o.notRead(spec, nil); err != nil {
 		return
 	}
@@ -87,11 +87,17 @@ func (d *Daemon) track(ctx context.Context, spec nodestate.Spec, polled map[stri
 	}
 }
 
-func (d *Daemon) takePolled() map[string]bool {
+// polls are those since the last observation.
+type polls struct {
+	held   map[string]bool // functions
+	failed bool            // some: pods can have held others
+}
+
+func (d *Daemon) takePolled() polls {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	polled := d.polled
-	d.polled = map[string]bool{}
+	d.polled = polls{held: map[string]bool{}}
 	return polled
 }
 
@@ -108,16 +114,17 @@ func (d *Daemon) pollPods(ctx context.Context, changed func()) {
 			return
 		}
 		held, err := d.config.Pods.Held(ctx)
+		var ids []string
+		d.mu.Lock()
+		d.polled.failed = d.polled.failed || err != nil
+		for _, h := range held {
+			ids = append(ids, h.ID)
+			d.polled.held[h.ID] = true
+		}
+		d.mu.Unlock()
 		if err != nil {
 			continue // found by the next observation
 		}
-		var ids []string
-		d.mu.Lock()
-		for _, h := range held {
-			ids = append(ids, h.ID)
-			d.polled[h.ID] = true
-		}
-		d.mu.Unlock()
 		slices.Sort(ids)
 		if !slices.Equal(ids, last) {
 			changed()
