@@ -286,11 +286,12 @@ func (d *Daemon) Status() Status {
 	return s
 }
 
-// Check returns an error while the node is not known to be in the desired state.
+// Check returns an error while the node is not known to be in the desired state. A
+// node that cannot be read is not, although it stays offered.
 func (d *Daemon) Check(context.Context) error {
 	s := d.Status()
 	switch {
-	case s.Phase == Serving:
+	case s.Phase == Serving && s.Reason == "":
 		return nil
 	case s.Reason == "":
 		return errors.New(string(s.Phase))

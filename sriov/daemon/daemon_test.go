@@ -450,6 +450,38 @@ func TestReports(t *testing.T) {
 	}
 }
 
+// A node that cannot be read stays offered, and is not reported as well.
+func TestNodeThatIsNotReadAnyMore(t *testing.T) {
+	r := newRig(t, Apply)
+	api := kubeapi.New(t, kubeapi.NodeStates())
+	cluster := testkit.Value(source.NewCluster(source.ClusterConfig{Kubeconfig: api.Kubeconfig(t), Node: "n1"}))(t)
+	r.config.Source, r.config.Report = cluster, cluster.UpdateStatus
+	r.config.Rules.Resync = 20 * time.Millisecond
+	r.start()
+	api.SetSpec("n1", map[string]any{"interfaces": []any{map[string]any{"pciAddress": pf0, "numVfs": 2}}})
+	syncError := func() string {
+		o, _ := api.Get("n1")
+		return fmt.Sprint(o.Status["syncStatus"], " ", o.Status["lastSyncError"])
+	}
+	isWell := func() bool { return r.daemon.Check(t.Context()) == nil && syncError() == "Succeeded " }
+	testkit.Eventually(r, "the desired state", isWell)
+	unreadable := func(err error) {
+		r.node.mu.Lock()
+		defer r.node.mu.Unlock()
+		r.node.unreadable = err
+	}
+	unreadable(errors.New("netlink: no memory"))
+	testkit.Eventually(r, "the error", func() bool {
+		err := r.daemon.Check(t.Context())
+		return err != nil && strings.Contains(err.Error(), "no memory") && strings.Contains(syncError(), "no memory")
+	})
+	if r.gate.open() == nil {
+		t.Error("a node that cannot be read was withdrawn")
+	}
+	unreadable(nil)
+	testkit.Eventually(r, "the desired state again", isWell)
+}
+
 func TestWatch(t *testing.T) {
 	r := newRig(t, Apply)
 	kicks := make(chan func(), 1)

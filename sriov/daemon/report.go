@@ -24,6 +24,9 @@ func reportOf(r *reconciler) report {
 	switch r.status.Phase {
 	case Serving:
 		s.SyncStatus = nodestate.Succeeded
+		if r.failures > 0 { // the last observations: the status is of one before
+			s.LastSyncError = r.status.Reason
+		}
 	case Failed:
 		s.SyncStatus, s.LastSyncError = nodestate.Failed, r.status.Reason
 	case Blocked, Superseded:
