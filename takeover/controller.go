@@ -110,13 +110,13 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 }
 
-// Check fails until the Lease was read once, whichever replica leads.
+// Check fails unless the Lease was read a moment ago, whichever replica leads.
 func (c *Controller) Check(ctx context.Context) error { return c.lease.Check(ctx) }
 
 // lead handles remediations until ctx ends, or until it finds a later term.
 func (c *Controller) lead(ctx context.Context, term int64) error {
 	c.metrics.leader.Set(1)
-	defer c.metrics.leader.Set(0)
+	defer c.metrics.follow()
 	queue := workqueue.NewTypedDelayingQueue[string]()
 	backoff := workqueue.NewTypedItemExponentialFailureRateLimiter[string](minBackoff, maxBackoff)
 	rest := workqueue.NewTypedItemExponentialFailureRateLimiter[string](c.config.Interval, maxBackoff)

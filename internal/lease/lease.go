@@ -46,8 +46,8 @@ func CheckDuration(d time.Duration) error {
 //
 // client-go's election links the typed clients of every group.
 type Lease struct {
-	config  Config
-	checked atomic.Bool // the Lease was read
+	config Config
+	read   atomic.Pointer[time.Time] // when the Lease was last read
 
 	above atomic.Int64 // what the next acquired term exceeds
 	term  int64        // leaseTransitions when the Lease was acquired
@@ -60,10 +60,14 @@ type Lease struct {
 // New makes no API call.
 func New(c Config) *Lease { return &Lease{config: c} }
 
-// Check fails until the Lease was read once, also as that of another process.
+// Check fails unless the Lease was read within its duration, also as that of another
+// process: a candidate that cannot read it takes over from nobody.
 func (l *Lease) Check(context.Context) error {
-	if !l.checked.Load() {
+	switch last := l.read.Load(); {
+	case last == nil:
 		return errs.Errorf(errs.Unavailable, "the Lease %s/%s has not been read yet", l.config.Namespace, l.config.Name)
+	case time.Since(*last) > l.config.Duration:
+		return errs.Errorf(errs.Unavailable, "the Lease %s/%s was last read %s ago", l.config.Namespace, l.config.Name, time.Since(*last).Round(time.Second))
 	}
 	return nil
 }
@@ -128,7 +132,7 @@ func (l *Lease) Keep(ctx context.Context) error {
 // Release gives the Lease back, so that another process does not wait for its end.
 // Call it after Keep, once this process does nothing more.
 func (l *Lease) Release(ctx context.Context) error {
-	found, err := l.read(ctx)
+	found, err := l.get(ctx)
 	if err != nil || found == nil || holderOf(found) != l.config.Identity {
 		return err
 	}
@@ -140,12 +144,12 @@ func (l *Lease) Release(ctx context.Context) error {
 func (l *Lease) acquire(ctx context.Context) (held bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, l.config.Duration/3)
 	defer cancel()
-	found, err := l.read(ctx)
+	found, err := l.get(ctx)
 	if err != nil {
 		return false, err
 	}
-	l.checked.Store(true)
 	now := metav1.NowMicro()
+	l.read.Store(&now.Time)
 	seconds := int32(l.config.Duration / time.Second)
 	if found == nil {
 		found = &coordinationv1.Lease{
@@ -186,8 +190,8 @@ func holderOf(l *coordinationv1.Lease) string {
 	return *l.Spec.HolderIdentity
 }
 
-// read returns nil if the Lease does not exist.
-func (l *Lease) read(ctx context.Context) (*coordinationv1.Lease, error) {
+// get returns nil if the Lease does not exist.
+func (l *Lease) get(ctx context.Context) (*coordinationv1.Lease, error) {
 	return kubeobject.Get[coordinationv1.Lease](ctx, l.config.Client, resource, l.config.Namespace, l.config.Name)
 }
 

@@ -94,6 +94,23 @@ func TestLost(t *testing.T) {
 	testkit.WantError(t, "Keep", second.Keep(ended), stop)
 }
 
+// A candidate that cannot read the Lease any more is not one.
+func TestCheck(t *testing.T) {
+	api := kubeapi.New(t, kubeapi.Leases())
+	ctx := testkit.Context(t)
+	l := candidate(t, api, "first", time.Second)
+	testkit.Must(t, l.Acquire(ctx), l.Check(ctx))
+	api.Refuse(500)
+	held, err := l.acquire(ctx)
+	if held || err == nil {
+		t.Errorf("renewed by a server that refuses: %t, %v", held, err)
+	}
+	testkit.Eventually(t, "Check to fail", func() bool { return l.Check(ctx) != nil })
+	testkit.WantError(t, "Check", l.Check(ctx), errs.Unavailable, "was last read")
+	api.Refuse(0)
+	testkit.Must(t, l.Acquire(ctx), l.Check(ctx))
+}
+
 func TestCheckDuration(t *testing.T) {
 	testkit.Must(t, CheckDuration(15*time.Second))
 	for _, d := range []time.Duration{0, -time.Second, 1500 * time.Millisecond} {
