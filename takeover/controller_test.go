@@ -1,15 +1,30 @@
 package takeover
 
 import (
+	"context"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleatproject/cleat/takeover/plan"
+	"github.com/cleatproject/cleat/test/testkit"
 )
+
+// What a former leader knows ages, and is not reported beside what the leader knows.
+func TestMetricsOfAFormerLeader(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	c := testkit.Value(New(Config{Client: fakeClient(t, "{apiVersion: v1, kind: Node, metadata: {name: lost}}"), Namespace: "ns", Lease: "l", Identity: "i", Metrics: registry}))(t)
+	stop := testkit.Go(t, func(ctx context.Context) error { return c.lead(ctx, 1) })
+	remediations := func() float64 { return testkit.Metric(t, registry, "cleat_takeover_remediations") }
+	testkit.Eventually(t, "a leader that reports", func() bool { return remediations() > 0 })
+	if stop(); remediations() != 0 || testkit.Metric(t, registry, "cleat_takeover_leader") != 0 {
+		t.Errorf("%v remediations of a former leader", remediations())
+	}
+}
 
 // A pass is due for what changed, and for the oldest that wait when others have
 // ended.

@@ -38,6 +38,12 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	return m, nil
 }
 
+// follow ends the reports of a leader: what it knows ages.
+func (m *metrics) follow() {
+	m.leader.Set(0)
+	m.remediations.Reset()
+}
+
 func (m *metrics) observe(all []*Remediation) {
 	count := map[string]int{"pending": 0, "blocked": 0, "fenced": 0, "released": 0}
 	for _, r := range all {
