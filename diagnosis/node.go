@@ -147,11 +147,15 @@ func (e *Explainer) fences(ctx context.Context, a *Answer, name string) {
 	}
 	all, _ := list[unstructured.Unstructured](ctx, e, resource("csiaddons.openshift.io", "v1alpha1", "networkfences"), "", metav1.ListOptions{})
 	for _, f := range all {
-		state, _, _ := unstructured.NestedString(f.Object, "spec", "fenceState")
 		cidrs, _, _ := unstructured.NestedStringSlice(f.Object, "spec", "cidrs")
-		result, _, _ := unstructured.NestedString(f.Object, "status", "result")
+		state, result, text := fenceResult(f)
 		for _, address := range node.Status.Addresses {
-			if state == "Unfenced" || !covered(cidrs, address.Address) {
+			switch {
+			case !covered(cidrs, address.Address), state == "Unfenced" && result == "Succeeded":
+				continue
+			case state == "Unfenced":
+				a.evidence("NetworkFence %s has not unfenced %s of node %s yet (result %q, %s)", f.GetName(), address.Address, name, result, text)
+				a.next("kubectl describe networkfence %s", f.GetName())
 				continue
 			}
 			a.evidence("NetworkFence %s fences %s of node %s (result %q)", f.GetName(), address.Address, name, result)

@@ -142,11 +142,9 @@ func (e *Explainer) fenceFindings(ctx context.Context) []Finding {
 	fences, _ := list[unstructured.Unstructured](ctx, e, resource("csiaddons.openshift.io", "v1alpha1", "networkfences"), "", metav1.ListOptions{})
 	var all []Finding
 	for _, n := range fences {
-		state, _, _ := unstructured.NestedString(n.Object, "spec", "fenceState")
 		cidrs, _, _ := unstructured.NestedStringSlice(n.Object, "spec", "cidrs")
-		result, _, _ := unstructured.NestedString(n.Object, "status", "result")
-		text, _, _ := unstructured.NestedString(n.Object, "status", "message")
-		f := Finding{Object: "networkfence " + n.GetName(), State: fmt.Sprintf("%s %s: %s", cmp.Or(state, "Fenced"), strings.Join(cidrs, " "), cmp.Or(result, "no result yet"))}
+		state, result, text := fenceResult(n)
+		f := Finding{Object: "networkfence " + n.GetName(), State: fmt.Sprintf("%s %s: %s", state, strings.Join(cidrs, " "), cmp.Or(result, "no result yet"))}
 		if result != "Succeeded" {
 			f.Problem, f.Next = true, "kubectl describe networkfence "+n.GetName()
 			f.State += strings.TrimSuffix(": "+text, ": ")
@@ -154,6 +152,20 @@ func (e *Explainer) fenceFindings(ctx context.Context) []Finding {
 		all = append(all, f)
 	}
 	return all
+}
+
+// fenceResult returns the result of a NetworkFence for its fenceState, "" if there is
+// none yet: that of the state before stays until the next, and only its message, which
+// is of CSI-Addons, says which of both it is.
+func fenceResult(n *unstructured.Unstructured) (state, result, text string) {
+	state, _, _ = unstructured.NestedString(n.Object, "spec", "fenceState")
+	result, _, _ = unstructured.NestedString(n.Object, "status", "result")
+	text, _, _ = unstructured.NestedString(n.Object, "status", "message")
+	state = cmp.Or(state, "Fenced")
+	if before := map[string]string{"Fenced": "unfencing", "Unfenced": "fencing"}[state]; text == before+" operation successful" {
+		return state, "", "before: " + text
+	}
+	return state, result, text
 }
 
 // takeoverFindings: a node that is taken over, and whose fence stays, is no fault.

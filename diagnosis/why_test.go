@@ -185,6 +185,7 @@ func TestWhy(t *testing.T) {
 		"driver crashes":           {objects: podOf("bound", scheduled)[5:] + creating + unregistered + driverPod("{phase: Running, containerStatuses: [{name: driver, state: {waiting: {reason: CrashLoopBackOff, message: back-off 5m}}}]}"), reason: "not registered", next: "logs cleat-csi-node-x7 -c driver --previous", evidence: "CrashLoopBackOff"},
 		"mount refused":            {objects: podOf("bound", scheduled)[5:] + creating + eventOf("db", "FailedMount", "MountVolume.MountDevice failed for volume \"pvc-1\" : rpc error: the kernel does not support the file system xfs"), reason: "module is missing or not loaded", next: "modprobe as the message says", evidence: "event FailedMount, 60s ago"},
 		"node is fenced":           {objects: podOf("remote", scheduled)[5:] + creating + "\n---\napiVersion: storage.k8s.io/v1\nkind: VolumeAttachment\nmetadata: {name: csi-1}\nspec: {attacher: spdk.csi.cleat.dev, nodeName: node-1, source: {persistentVolumeName: pvc-2}}\nstatus: {attached: false, attachError: {time: \"2026-11-27T12:09:00Z\", message: \"client node-1 is fenced: 192.0.2.0/24; it gets no volume until the block is unfenced with UnfenceClusterNetwork\"}}\n---\napiVersion: csiaddons.openshift.io/v1alpha1\nkind: NetworkFence\nmetadata: {name: lost}\nspec: {fenceState: Fenced, cidrs: [192.0.2.1/32]}\nstatus: {result: Succeeded}", reason: "The node was fenced", next: "patch networkfence lost", evidence: "NetworkFence lost fences 192.0.2.1"},
+		"node is not unfenced yet": {objects: podOf("remote", scheduled)[5:] + creating + "\n---\napiVersion: storage.k8s.io/v1\nkind: VolumeAttachment\nmetadata: {name: csi-1}\nspec: {attacher: spdk.csi.cleat.dev, nodeName: node-1, source: {persistentVolumeName: pvc-2}}\nstatus: {attached: false, attachError: {time: \"2026-11-27T12:09:00Z\", message: \"client node-1 is fenced: 192.0.2.0/24; it gets no volume until the block is unfenced with UnfenceClusterNetwork\"}}\n---\napiVersion: csiaddons.openshift.io/v1alpha1\nkind: NetworkFence\nmetadata: {name: lost}\nspec: {fenceState: Unfenced, cidrs: [192.0.2.1/32]}\nstatus: {result: Succeeded, message: fencing operation successful}", reason: "The node was fenced", next: "describe networkfence lost", evidence: "NetworkFence lost has not unfenced 192.0.2.1"},
 		"attached elsewhere":       {objects: podOf("remote", scheduled)[5:] + creating + "\n---\napiVersion: storage.k8s.io/v1\nkind: VolumeAttachment\nmetadata: {name: csi-1}\nspec: {attacher: spdk.csi.cleat.dev, nodeName: node-2, source: {persistentVolumeName: pvc-2}}\nstatus: {attached: true}", reason: "attached to node node-2, and must be detached there first. The node does not exist any more", next: "day2.md#a-node-is-lost"},
 		"controller is away":       {objects: podOf("remote", scheduled)[5:] + creating + "\n---\napiVersion: storage.k8s.io/v1\nkind: VolumeAttachment\nmetadata: {name: csi-1}\nspec: {attacher: spdk.csi.cleat.dev, nodeName: node-1, source: {persistentVolumeName: pvc-2}}", reason: "csi-attacher has not attached it", next: "csi-controller", evidence: "no status"},
 		"image of the pod":         {objects: podOf("bound", scheduled)[5:] + "{phase: Pending, containerStatuses: [{name: c, state: {waiting: {reason: ErrImagePull, message: not found}}}]}", reason: "Its volumes are mounted. The image of container c is not on node node-1, and cannot be pulled", next: "describe pod db", evidence: "ErrImagePull: not found"},
@@ -268,6 +269,8 @@ func remediation(name, node, reason, message, blocked, succeeded string) string 
 func TestStatusAndVolumes(t *testing.T) {
 	objects := common + driverPod("{phase: Running}") + unregistered + podOf("bound", scheduled) + "{phase: Running}" +
 		"\n---\napiVersion: csiaddons.openshift.io/v1alpha1\nkind: NetworkFence\nmetadata: {name: old}\nspec: {fenceState: Fenced, cidrs: [192.0.2.9/32]}\nstatus: {result: Succeeded}" +
+		"\n---\napiVersion: csiaddons.openshift.io/v1alpha1\nkind: NetworkFence\nmetadata: {name: released}\nspec: {fenceState: Unfenced, cidrs: [192.0.2.8/32]}\nstatus: {result: Succeeded, message: unfencing operation successful}" +
+		"\n---\napiVersion: csiaddons.openshift.io/v1alpha1\nkind: NetworkFence\nmetadata: {name: releasing}\nspec: {fenceState: Unfenced, cidrs: [192.0.2.7/32]}\nstatus: {result: Succeeded, message: fencing operation successful}" +
 		pool("1", "cleat", "node-1", "0") + pool("2", "cleat", "node-2", "5Gi") + pool("3", "other", "node-1", "0") +
 		remediation("node-7-x2f", "node-7", "TakenOver", "the fences stay", "False", "True") + remediation("node-8", "", "NoClientRecord", "storage-a", "True", "Unknown")
 	for _, pod := range []string{driverPod("{phase: Running}"), besideSidecars("{phase: Running}")} {
@@ -283,10 +286,12 @@ func testStatusAndVolumes(t *testing.T, objects string) {
 		got = append(got, fmt.Sprint(f.Problem, " ", f.Node, " ", f.Object, ": ", f.State))
 	}
 	want := []string{
+		"true  networkfence releasing: Unfenced 192.0.2.7/32: no result yet: before: fencing operation successful",
 		"true node-1 pod cleat-system/cleat-csi-node-x7: Running, csi.cleat.dev is not registered",
 		"true node-1 pool of csi.cleat.dev for class cleat: free: 0: full, or not writable",
 		"true node-8 storagefenceremediation cleat-system/node-8: NoClientRecord: storage-a",
 		"false  networkfence old: Fenced 192.0.2.9/32: Succeeded",
+		"false  networkfence released: Unfenced 192.0.2.8/32: Succeeded",
 		"false node-2 pool of csi.cleat.dev for class cleat: free: 5Gi",
 		"false node-7 storagefenceremediation cleat-system/node-7-x2f: TakenOver: the fences stay",
 	}
