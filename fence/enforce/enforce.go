@@ -85,7 +85,8 @@ type Enforcer struct {
 	locals  []*local
 	peers   []*peer
 	metrics *metrics
-	checked atomic.Pointer[error] // last result
+	// Of the last checks of the local fencers, and of the peers.
+	checked, peersChecked atomic.Pointer[verdict]
 }
 
 // New returns an Enforcer. Call Restore next.
@@ -114,7 +115,7 @@ func New(c Config) (*Enforcer, error) {
 		e.peers = append(e.peers, &peer{Peer: p})
 	}
 	var err error
-	e.metrics, err = newMetrics(c.Metrics)
+	e.metrics, err = newMetrics(c.Metrics, e)
 	return e, err
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
@@ -45,23 +46,41 @@ func (e *Enforcer) Restore(ctx context.Context) error {
 
 // Guard keeps the recorded fences in force. At each interval, and after
 // Config.Changed, it reads the blocks back and repairs them. It also continues
-// interrupted calls.
+// interrupted calls, and looks after the peers: that can wait long for others, and
+// does not delay the rest.
 func (e *Enforcer) Guard(ctx context.Context) error {
-	ticker := time.NewTicker(e.config.Interval)
-	defer ticker.Stop()
-	e.check(ctx)
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-e.config.Changed:
-			e.check(ctx)
-		case <-ticker.C:
-			e.check(ctx)
+	var others sync.WaitGroup
+	defer others.Wait()
+	others.Go(func() {
+		e.each(ctx, nil, func() {
+			e.checkPeers(ctx)
 			e.resume(ctx)
 			e.recordBoots(ctx)
+		})
+	})
+	e.each(ctx, e.config.Changed, func() { e.check(ctx) })
+	return nil
+}
+
+// each calls do at once, at each interval and after changes, until ctx ends.
+func (e *Enforcer) each(ctx context.Context, changed <-chan struct{}, do func()) {
+	ticker := time.NewTicker(e.config.Interval)
+	defer ticker.Stop()
+	for {
+		do()
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-ticker.C:
 		}
 	}
+}
+
+// verdict is the result of a check.
+type verdict struct {
+	err error
+	at  time.Time
 }
 
 func (e *Enforcer) check(ctx context.Context) {
@@ -74,15 +93,7 @@ func (e *Enforcer) check(ctx context.Context) {
 		})
 	}
 	recorded := e.ledger.Recent()
-	if len(e.peers) > 0 {
-		recorded = e.ledger // decides what they fence
-	}
 	fences, err := recorded.Fences(ctx)
-	if err == nil {
-		for _, p := range e.peers {
-			all.add(p.Name(), func() error { return e.report(ctx, p.Name(), e.checkPeer(ctx, p, fences)) })
-		}
-	}
 	err = errors.Join(e.report(ctx, "ledger", err), all.wait())
 	ending, failed := recorded.Ending(ctx)
 	if failed == nil {
@@ -90,8 +101,25 @@ func (e *Enforcer) check(ctx context.Context) {
 	}
 	err = errors.Join(err, e.report(ctx, "ledger", failed))
 	if ctx.Err() == nil {
-		e.checked.Store(&err)
+		e.checked.Store(&verdict{err, time.Now()})
 		e.observe(fences, ending)
+	}
+}
+
+func (e *Enforcer) checkPeers(ctx context.Context) {
+	if len(e.peers) == 0 {
+		return
+	}
+	fences, err := e.ledger.Fences(ctx) // not Recent: they decide what the peers fence
+	var all tasks
+	if err == nil {
+		for _, p := range e.peers {
+			all.add(p.Name(), func() error { return e.report(ctx, p.Name(), e.checkPeer(ctx, p, fences)) })
+		}
+	}
+	err = errors.Join(e.report(ctx, "ledger", err), all.wait())
+	if ctx.Err() == nil {
+		e.peersChecked.Store(&verdict{err, time.Now()})
 	}
 }
 

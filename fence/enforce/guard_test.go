@@ -71,6 +71,42 @@ func TestDriftIsRepaired(t *testing.T) {
 	testkit.Eventually(t, "it is well again", func() bool { return r.Check(t.Context()) == nil })
 }
 
+// hanging is a fencer that no timeout ends, as in the kernel.
+type hanging struct {
+	volume.Fencer
+	until chan struct{} // nil: it answers
+}
+
+func (h *hanging) Held(ctx context.Context) ([]netip.Prefix, error) {
+	if h.until != nil {
+		<-h.until
+	}
+	return h.Fencer.Held(ctx)
+}
+
+// The result of the last check is not that of a check which does not return.
+func TestCheckThatHangs(t *testing.T) {
+	r := newRig(t, func(r *rig) {
+		r.bounds = Bounds{Block: 50 * time.Millisecond, Verify: 50 * time.Millisecond, End: 50 * time.Millisecond}
+	})
+	h := &hanging{Fencer: r.network}
+	r.locals[0].Fencer = h
+	enforced := func() float64 { return testkit.Metric(t, r.registry, "cleat_fence_enforced", "enforcer=host") }
+	r.check(t.Context())
+	if err := r.Check(t.Context()); err != nil || enforced() != 1 {
+		t.Errorf("checked: %v, metric %v", err, enforced())
+	}
+	h.until = make(chan struct{})
+	stop := r.guard()
+	testkit.Eventually(t, "it is not known", func() bool { return errs.KindOf(r.Check(t.Context())) == errs.Unavailable })
+	if status := testkit.Value(r.Status(t.Context()))(t); enforced() != 0 || status.Enforcers[0].Holds || status.Problem == "" {
+		t.Errorf("metric %v, status %+v", enforced(), status)
+	}
+	close(h.until)
+	testkit.Eventually(t, "it is known again", func() bool { return r.Check(t.Context()) == nil && enforced() == 1 })
+	stop()
+}
+
 // partly is a fencer that cannot reach a part of the storage.
 type partly struct {
 	volume.Fencer
@@ -144,6 +180,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("before the first check: %+v, %v", s, err)
 	}
 	r.check(t.Context())
+	r.checkPeers(t.Context())
 	s, err = r.Status(context.Background())
 	if err != nil || s.Problem != "" || len(s.Enforcers) != 2 || !s.Enforcers[0].Holds || !s.Enforcers[1].Holds {
 		t.Errorf("after it: %+v, %v", s, err)

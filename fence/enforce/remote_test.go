@@ -205,6 +205,34 @@ func TestSlowPeerIsBounded(t *testing.T) {
 	}
 }
 
+// A peer that does not answer keeps no local fence from being repaired.
+func TestSilentPeerDelaysNoRepair(t *testing.T) {
+	east := &silentList{double: newDouble("east"), asked: make(chan struct{})}
+	r := newRig(t, func(r *rig) {
+		r.peers = []Peer{east}
+		r.bounds.Verify = time.Hour
+	})
+	testkit.Must(t, r.Fence(t.Context(), req("a", "10.0.0.1/32")))
+	defer r.guard()()
+	<-east.asked
+	for range 2 { // the first can come before the check that the peer belongs to
+		r.network.Tamper()
+		testkit.Eventually(t, "it is repaired", func() bool { return r.held() == "10.0.0.1/32" })
+	}
+}
+
+type silentList struct {
+	*double
+	asked chan struct{}
+	once  sync.Once
+}
+
+func (s *silentList) List(ctx context.Context, _ volume.FenceOwner) ([]netip.Prefix, error) {
+	s.once.Do(func() { close(s.asked) })
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
 type silent struct{ *double }
 
 func (silent) Fence(ctx context.Context, _ plan.Request) error { <-ctx.Done(); return ctx.Err() }

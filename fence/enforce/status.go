@@ -2,9 +2,11 @@ package enforce
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -16,7 +18,6 @@ import (
 
 type metrics struct {
 	blocks   *prometheus.GaugeVec
-	enforced *prometheus.GaugeVec
 	peers    *prometheus.GaugeVec
 	ended    *prometheus.CounterVec
 	drift    *prometheus.CounterVec
@@ -25,14 +26,11 @@ type metrics struct {
 	servers  *prometheus.GaugeVec
 }
 
-func newMetrics(r prometheus.Registerer) (*metrics, error) {
+func newMetrics(r prometheus.Registerer, e *Enforcer) (*metrics, error) {
 	m := &metrics{
 		blocks: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "cleat_fence_blocks", Help: "Recorded fences by phase: fencing, fenced, lifting, lifted.",
 		}, []string{"phase"}),
-		enforced: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "cleat_fence_enforced", Help: "1 if all recorded fences were in force at this enforcer in the last check.",
-		}, []string{"enforcer"}),
 		peers: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "cleat_fence_peer_up", Help: "1 if the peer answered the last call.",
 		}, []string{"peer"}),
@@ -55,7 +53,14 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	if r == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.blocks, m.enforced, m.peers, m.ended, m.drift, m.failures, m.ending, m.servers} {
+	all := []prometheus.Collector{m.blocks, m.peers, m.ended, m.drift, m.failures, m.ending, m.servers}
+	for _, l := range e.locals {
+		all = append(all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "cleat_fence_enforced", Help: "1 if all recorded fences were in force at this enforcer in the last check, unless that was long ago.",
+			ConstLabels: prometheus.Labels{"enforcer": l.Name},
+		}, func() float64 { return boolGauge(e.holds(l)) }))
+	}
+	for _, c := range all {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("register fence metrics: %w", err)
 		}
@@ -72,7 +77,6 @@ func (e *Enforcer) observe(fences []volume.Fence, ending []ledger.Ending) {
 		e.metrics.blocks.WithLabelValues(string(phase)).Set(float64(n))
 	}
 	for _, l := range e.locals {
-		e.metrics.enforced.WithLabelValues(l.Name).Set(boolGauge(l.inForce.Load()))
 		waiting := 0
 		for _, one := range ending {
 			if one.Enforcer == l.Name {
@@ -96,12 +100,31 @@ func boolGauge(b bool) float64 {
 	return 0
 }
 
-// Check returns the last check's error.
+// Check returns the errors of the last checks. A check that does not return, as of a
+// fencer that hangs in the kernel, leaves the fences unknown.
 func (e *Enforcer) Check(context.Context) error {
-	if last := e.checked.Load(); last != nil {
-		return *last
+	last, peers := e.checked.Load(), e.peersChecked.Load()
+	switch {
+	case last == nil, peers == nil && len(e.peers) > 0:
+		return errs.Errorf(errs.Unavailable, "the fences have not been checked yet")
+	case !e.isRecent(last):
+		return errs.Errorf(errs.Unavailable, "whether the fences are in force is not known: the last check that returned was %s ago", time.Since(last.at).Round(time.Second))
+	case peers == nil:
+		return last.err
 	}
-	return errs.Errorf(errs.Unavailable, "the fences have not been checked yet")
+	return errors.Join(last.err, peers.err)
+}
+
+// isRecent allows two checks, each as long as its timeouts.
+func (e *Enforcer) isRecent(v *verdict) bool {
+	b := e.config.Bounds
+	return time.Since(v.at) < 2*(e.config.Interval+b.Block+b.Verify+b.End)
+}
+
+// holds reports whether the fences are known to be in force at a local fencer.
+func (e *Enforcer) holds(l *local) bool {
+	last := e.checked.Load()
+	return last != nil && e.isRecent(last) && l.inForce.Load()
 }
 
 // Status is an Enforcer's state.
@@ -183,7 +206,7 @@ func awaited(all []ledger.Ending, fences []volume.Fence) ([]ledger.Ending, error
 func (e *Enforcer) Status(ctx context.Context) (Status, error) {
 	s := Status{Enforcers: []EnforcerStatus{}, Fences: []volume.Fence{}, Ending: []ledger.Ending{}}
 	for _, l := range e.locals {
-		status := EnforcerStatus{Name: l.Name, Holds: l.inForce.Load()}
+		status := EnforcerStatus{Name: l.Name, Holds: e.holds(l)}
 		if servers := l.servers.Load(); servers != nil {
 			status.Servers = servers.Servers
 		}
