@@ -7,10 +7,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -284,6 +287,47 @@ func TestHealthOfTheStorage(t *testing.T) {
 	families := testkit.Value(p.driver.Metrics.Gather())(t)
 	if len(families) != 1 || len(families[0].GetMetric()) != 1 || families[0].GetMetric()[0].GetGauge().GetValue() != 1 {
 		t.Errorf("metrics %v", families)
+	}
+}
+
+// asked is a storage whose health a function returns.
+type asked struct {
+	volume.Health
+	answer func(context.Context) ([]volume.Condition, error)
+}
+
+func (a asked) StorageHealth(ctx context.Context) ([]volume.Condition, error) { return a.answer(ctx) }
+
+// A storage whose health is not known does not look well in the metrics, and one that
+// gives up after 5 s has the reason of the engine, by which alerts find it.
+func TestHealthThatIsNotKnown(t *testing.T) {
+	for want, answer := range map[string]func(context.Context) ([]volume.Condition, error){
+		volume.ReasonStorageUnreachable: func(context.Context) ([]volume.Condition, error) {
+			return nil, errors.New("the records cannot be read")
+		},
+		volume.ReasonClusterUnreachable: func(ctx context.Context) ([]volume.Condition, error) {
+			time.Sleep(time.Millisecond)
+			short, cancel := context.WithTimeout(ctx, 5*time.Second)
+			defer cancel()
+			<-short.Done()
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
+			return []volume.Condition{{Severity: volume.Inaccessible, Reason: volume.ReasonClusterUnreachable}}, nil
+		},
+	} {
+		t.Run(want, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				registry := prometheus.NewRegistry()
+				testkit.Must(t, registry.Register(healthCollector{prometheus.NewDesc("acme_health", "help", []string{"status", "reason"}, nil), asked{answer: answer}}))
+				if n := testkit.Metric(t, registry, "acme_health", "status="+string(volume.Inaccessible), "reason="+want); n != 1 {
+					t.Errorf("metric %v", n)
+				}
+				if families := testkit.Value(registry.Gather())(t); len(families) != 1 || len(families[0].GetMetric()) != 1 {
+					t.Errorf("%v", families)
+				}
+			})
+		})
 	}
 }
 

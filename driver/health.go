@@ -20,15 +20,19 @@ type healthCollector struct {
 	health volume.Health
 }
 
-// collectTimeout keeps a storage that does not answer from blocking a scrape.
-const collectTimeout = 5 * time.Second
+// collectTimeout keeps a storage that does not answer from blocking a scrape, which has
+// 10 s by default. Engines report that the storage does not answer after 5 s.
+const collectTimeout = 8 * time.Second
 
 func (c healthCollector) Describe(out chan<- *prometheus.Desc) { out <- c.desc }
 
 func (c healthCollector) Collect(out chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
 	defer cancel()
-	conditions, _ := c.health.StorageHealth(ctx) // an unreachable storage is a condition
+	conditions, err := c.health.StorageHealth(ctx)
+	if err != nil { // no condition would look like health
+		conditions = append(conditions, volume.NewCondition(volume.Inaccessible, volume.ReasonStorageUnreachable, err.Error()))
+	}
 	for _, h := range conditions {
 		out <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, 1, string(h.Severity), h.Reason)
 	}
