@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -141,10 +142,10 @@ func TestFormatInTheVolumeContext(t *testing.T) {
 }
 
 func TestInfoOfAMultiNode(t *testing.T) {
-	client := volume.Client{Node: nodeID, Addrs: addrs("192.0.2.1")}
+	client, unreadable := volume.Client{Node: nodeID, Addrs: addrs("192.0.2.1")}, error(nil)
 	r := newNodeRig(t, nil, func(c *csi.NodeConfig) {
 		c.Deployment = csi.Deployment{Services: csi.Services{Node: true}, ControllerPublish: true, MultiNode: true}
-		c.Client = func() volume.Client { return client }
+		c.Client = func() (volume.Client, error) { return client, unreadable }
 	})
 	info := testkit.Value(r.NodeGetInfo(t.Context(), &spec.NodeGetInfoRequest{}))(t)
 	if info.GetNodeId() != idOne || info.GetAccessibleTopology() != nil {
@@ -161,6 +162,11 @@ func TestInfoOfAMultiNode(t *testing.T) {
 	client.Addrs = nil
 	_, err = r.NodeGetInfo(t.Context(), &spec.NodeGetInfoRequest{})
 	r.code(err, codes.FailedPrecondition, "--node-address")
+	unreadable = errs.Errorf(errs.Unavailable, "netlink: no memory")
+	_, err = r.NodeGetInfo(t.Context(), &spec.NodeGetInfoRequest{})
+	r.code(err, codes.Unavailable, "no memory")
+	_, err = r.NodeStageVolume(t.Context(), s)
+	r.code(err, codes.Unavailable, "no memory")
 }
 
 func TestSecretsOfAStageAreNotLogged(t *testing.T) {

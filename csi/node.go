@@ -34,10 +34,10 @@ type NodeConfig struct {
 	InlineParameters []string
 	// Admission admits this node to stage and publish, not to undo that.
 	Admission Admission
-	// Client is this node's current identity.
-	Client func() volume.Client
+	// Client is this node's current identity. It fails if that cannot be read.
+	Client func() (volume.Client, error)
 	// Named is Client with the addresses of the node id; nil: Client.
-	Named func() volume.Client
+	Named func() (volume.Client, error)
 	// TrimCheck is the interval of RunTrims; zero: a minute.
 	TrimCheck time.Duration
 	Logger    *slog.Logger // nil: no log
@@ -81,7 +81,11 @@ func (s *Node) checkGrant(id string, publishContext map[string]string) error {
 func (s *Node) runAdmitted(ctx context.Context, r proto.Message, id volume.ID, keys []string, fn func(ctx context.Context) error) error {
 	return s.inTime(ctx, id, func(ctx context.Context) error {
 		return run(ctx, s.config.Operations, r, keys, func(ctx context.Context) error {
-			leave, err := s.config.Admission.Enter(ctx, s.config.Client())
+			self, err := s.config.Client()
+			if err != nil {
+				return err
+			}
+			leave, err := s.config.Admission.Enter(ctx, self)
 			if err != nil {
 				return err
 			}

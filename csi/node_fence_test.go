@@ -26,8 +26,8 @@ func guarded(t *testing.T, began chan struct{}) (*nodeRig, *ledger.Ledger) {
 	l := newLedger(t)
 	return newNodeRig(t, began, func(c *csi.NodeConfig) {
 		c.Admission = l
-		c.Client = func() volume.Client {
-			return volume.Client{Node: nodeID, Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
+		c.Client = func() (volume.Client, error) {
+			return volume.Client{Node: nodeID, Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}, nil
 		}
 	}), l
 }

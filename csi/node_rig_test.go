@@ -96,7 +96,7 @@ func newNodeRig(t *testing.T, began chan struct{}, adjust ...func(*csi.NodeConfi
 	deployment.ControllerPublish, deployment.MaxVolumes = false, 7
 	config := csi.NodeConfig{
 		Manager: r.manager, Operations: operations, NodeID: nodeID, Deployment: deployment,
-		Admission: newLedger(t), Client: func() volume.Client { return volume.Client{Node: nodeID} },
+		Admission: newLedger(t), Client: func() (volume.Client, error) { return volume.Client{Node: nodeID}, nil },
 	}
 	for _, a := range adjust {
 		a(&config)

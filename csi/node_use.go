@@ -34,8 +34,11 @@ func (s *Node) NodeGetInfo(context.Context, *spec.NodeGetInfoRequest) (*spec.Nod
 	d := s.config.Deployment
 	r := &spec.NodeGetInfoResponse{NodeId: s.config.NodeID, MaxVolumesPerNode: d.MaxVolumes}
 	if d.MultiNode && !d.Static {
-		var err error
-		if r.NodeId, err = FormatNodeID(s.config.Named()); err != nil {
+		named, err := s.config.Named()
+		if err == nil {
+			r.NodeId, err = FormatNodeID(named)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}

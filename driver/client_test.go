@@ -4,10 +4,19 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	spec "github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume"
 )
 
 // A fence covers all addresses of the interfaces of the node's own; the node id has
@@ -34,8 +43,42 @@ func TestNodeAddressesOfFences(t *testing.T) {
 		for _, text := range strings.Fields(given) {
 			d.addresses = append(d.addresses, netip.MustParseAddr(text))
 		}
-		if got := [2]string{fmt.Sprint(d.self().Addrs), fmt.Sprint(d.named().Addrs)}; got != want {
+		self, named := testkit.Value(d.self())(t), testkit.Value(d.named())(t)
+		if got := [2]string{fmt.Sprint(self.Addrs), fmt.Sprint(named.Addrs)}; got != want {
 			t.Errorf("--node-address %q: %v, want %v", given, got, want)
 		}
 	}
+}
+
+// A node whose addresses cannot be read names neither those it had nor a part of them:
+// a fence would miss the others.
+func TestNodeAddressesThatCannotBeRead(t *testing.T) {
+	db := testkit.Open(store.Open(t.Context(), filepath.Join(t.TempDir(), "fences.db"), store.Options{Role: "fences", Version: 1}))(t)
+	had := volume.Client{Node: "n", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")}}
+	for name, given := range map[string][]netip.Addr{"of the default routes": nil, "of --node-address": had.Addrs[:1]} {
+		d := driver{nodeID: "n", addresses: given, addonsEndpoint: "unix:///run/addons/x.sock", ledger: ledger.New(db)}
+		d.Logger = slog.New(slog.DiscardHandler)
+		testkit.Must(t, d.ledger.RecordClient(t.Context(), had))
+		node := csi.NewNode(csi.NodeConfig{NodeID: "n", Deployment: csi.Deployment{MultiNode: true}, Client: d.self, Named: d.named})
+		withoutFiles(t, func() {
+			c, err := d.client(t.Context())
+			testkit.WantError(t, name+": GetFenceClients", err, errs.Unavailable, "addresses of node n")
+			if len(c.Addrs) > 0 {
+				t.Errorf("%s: %v", name, c.Addrs)
+			}
+			if info, err := node.NodeGetInfo(t.Context(), &spec.NodeGetInfoRequest{}); given == nil && errs.KindOf(err) != errs.Unavailable {
+				t.Errorf("%s: NodeGetInfo: %v, %v", name, info, err)
+			}
+		})
+	}
+}
+
+// withoutFiles calls f while the process can open no file or socket.
+func withoutFiles(t *testing.T, f func()) {
+	t.Helper()
+	var before unix.Rlimit
+	testkit.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
+	testkit.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: before.Max}))
+	defer func() { testkit.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before)) }()
+	f()
 }

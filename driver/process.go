@@ -78,7 +78,10 @@ func (p *Process) UseState(ctx context.Context, s State) (volume.Instances, erro
 	if p.Deployment.MultiNode && !p.Deployment.Services.Node {
 		return d.ledger, nil
 	}
-	self := d.self()
+	self, err := d.self()
+	if err != nil {
+		return nil, err
+	}
 	if len(self.Addrs) == 0 && d.fencesServed() {
 		d.Logger.Warn("this node has no known address and cannot be fenced, set --node-address", "reason", "no default route")
 	}
