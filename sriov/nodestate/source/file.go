@@ -12,14 +12,21 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
-// grace is how long a file can be missing, as while an editor replaces it.
+// grace is how long a file can be missing or open for writing, as while an editor
+// replaces it.
 const grace = time.Second
 
+// A part of a file can be valid: the desired state of fewer interfaces.
+var errBeingWritten = errors.New("open for writing")
+
 // File reads a SriovNetworkNodeState from a YAML or JSON file. An invalid file
-// is an Err; one missing for over a second is Gone.
+// is an Err, and one open for writing for over a second; one missing for over a
+// second is Gone.
 type File struct {
 	path   string
 	logger *slog.Logger
@@ -36,19 +43,20 @@ func NewFile(path string, logger *slog.Logger) *File {
 // Run implements Source.
 func (f *File) Run(ctx context.Context, send func(Update)) error {
 	var sent *Update
-	var missingSince time.Time
+	var absentSince time.Time
 	return watchDirectory(ctx, filepath.Dir(f.path), f.logger, func() (wait time.Duration) {
 		update := f.read()
+		absent := update.Gone || errors.Is(update.Err, errBeingWritten)
 		switch {
-		case !update.Gone:
-			missingSince = time.Time{}
-		case missingSince.IsZero():
-			missingSince = time.Now()
+		case !absent:
+			absentSince = time.Time{}
+		case absentSince.IsZero():
+			absentSince = time.Now()
 		}
 		if sent != nil && equal(update, *sent) {
 			return pollInterval
 		}
-		if left := grace - time.Since(missingSince); update.Gone && sent != nil && left > 0 {
+		if left := grace - time.Since(absentSince); absent && sent != nil && left > 0 {
 			return left
 		}
 		sent = &update
@@ -72,8 +80,8 @@ func (f *File) read() Update {
 	return Update{State: state, Warnings: warnings}
 }
 
-// ReadFile reads a regular file of at most limit bytes. Reading other file
-// types can block.
+// ReadFile reads a regular file of at most limit bytes that nobody writes. Reading
+// other file types can block.
 func ReadFile(path string, limit int) ([]byte, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -87,9 +95,29 @@ func ReadFile(path string, limit int) ([]byte, error) {
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a regular file but %s", path, info.Mode().Type())
 	}
+	if err := keepUnwritten(file); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
 	text, err := io.ReadAll(io.LimitReader(file, int64(limit)+1))
 	if err == nil && len(text) > limit {
 		err = fmt.Errorf("%s has more than %d bytes", path, limit)
 	}
 	return text, err
+}
+
+// keepUnwritten makes those who open the file for writing wait until it is closed.
+func keepUnwritten(file *os.File) error {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(file.Fd()), &fs); err != nil {
+		return err
+	}
+	switch fs.Type {
+	case unix.NFS_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC:
+		return nil // EAGAIN there is the server's
+	}
+	// Other errors: the file system or the user has no leases.
+	if _, err := unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_RDLCK); errors.Is(err, unix.EAGAIN) {
+		return errBeingWritten
+	}
+	return nil
 }

@@ -118,6 +118,27 @@ func TestInvalidFile(t *testing.T) {
 	}
 }
 
+// A part of a file can be valid. It is no desired state.
+func TestFileBeingWritten(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "state.yaml")
+	write(t, path, state(1, 1500))
+	out := run(t, source.NewFile(path, nil))
+	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
+	f := testkit.Value(os.Create(path))(t)
+	defer func() { _ = f.Close() }()
+	testkit.Value(f.WriteString(state(2, 1500)))(t)
+	testkit.Must(t, os.WriteFile(filepath.Join(filepath.Dir(path), "other"), nil, 0o600)) // an event
+	if u := testkit.Receive(t, "an update", out); !failed(u) || !strings.Contains(u.Err.Error(), path+": open for writing") {
+		t.Fatalf("%+v", u)
+	}
+	testkit.Value(f.WriteString("  - {pciAddress: \"0000:3b:00.1\", numVfs: 4}\n"))(t)
+	testkit.Must(t, f.Close())
+	if u := testkit.Receive(t, "an update", out); !generation(2)(u) || len(u.State.Spec.Interfaces) != 2 {
+		t.Fatalf("%+v", u)
+	}
+}
+
 // Editors can remove a file for a moment.
 func TestFileMissingBriefly(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.yaml")
