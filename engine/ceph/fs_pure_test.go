@@ -237,6 +237,13 @@ func TestHealthOfFS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	readOnly, err := parseHealth([]byte(`{"checks":{"MDS_READ_ONLY":{"summary":{"message":"1 MDSs are read only"},"detail":[{"message":"mds.a(mds.0): MDS in read-only mode"}]}}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all := readOnly.conditions(nil, "files"); len(all) != 1 || all[0].Severity != volume.Inaccessible {
+		t.Errorf("of a read-only file system: %+v", all)
+	}
 	for fs, want := range map[string]string{
 		"": "PoolFull", "files": "MetadataServersDown MetadataServersSlow PoolFull", "file": "MetadataServersSlow PoolFull",
 	} {

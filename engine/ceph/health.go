@@ -14,19 +14,19 @@ import (
 // checks maps Ceph's health checks to conditions; others do not concern
 // volumes.
 var checks = map[string]volume.Condition{
-	"PG_AVAILABILITY":     {Severity: volume.Inaccessible, Reason: volume.ReasonPGsInactive},
-	"OSD_FULL":            {Severity: volume.Inaccessible, Reason: volume.ReasonPoolFull},
-	"POOL_FULL":           {Severity: volume.Inaccessible, Reason: volume.ReasonPoolFull},
-	"OSD_NEARFULL":        {Severity: volume.Degraded, Reason: volume.ReasonPoolNearlyFull},
-	"OSD_BACKFILLFULL":    {Severity: volume.Degraded, Reason: volume.ReasonPoolNearlyFull},
-	"POOL_NEAR_FULL":      {Severity: volume.Degraded, Reason: volume.ReasonPoolNearlyFull},
-	"PG_DEGRADED":         {Severity: volume.Degraded, Reason: volume.ReasonDataDegraded},
-	"OSD_DOWN":            {Severity: volume.Degraded, Reason: volume.ReasonOSDsDown},
-	"MON_DOWN":            {Severity: volume.Degraded, Reason: volume.ReasonMonitorsDown},
-	"PG_DAMAGED":          {Severity: volume.DataLoss, Reason: volume.ReasonDataDamaged},
-	"OBJECT_UNFOUND":      {Severity: volume.DataLoss, Reason: volume.ReasonDataDamaged},
-	"OSD_SCRUB_ERRORS":    {Severity: volume.DataLoss, Reason: volume.ReasonDataDamaged},
-	"OSD_TOO_MANY_REPAIR": {Severity: volume.Degraded, Reason: volume.ReasonDataDegraded},
+	"PG_AVAILABILITY":      {Severity: volume.Inaccessible, Reason: volume.ReasonPGsInactive},
+	"OSD_FULL":             {Severity: volume.Inaccessible, Reason: volume.ReasonPoolFull},
+	"POOL_FULL":            {Severity: volume.Inaccessible, Reason: volume.ReasonPoolFull},
+	"OSD_NEARFULL":         {Severity: volume.Degraded, Reason: volume.ReasonPoolNearlyFull},
+	"OSD_BACKFILLFULL":     {Severity: volume.Degraded, Reason: volume.ReasonPoolNearlyFull},
+	"POOL_NEAR_FULL":       {Severity: volume.Degraded, Reason: volume.ReasonPoolNearlyFull},
+	"PG_DEGRADED":          {Severity: volume.Degraded, Reason: volume.ReasonDataDegraded},
+	"OSD_DOWN":             {Severity: volume.Degraded, Reason: volume.ReasonOSDsDown},
+	"MON_DOWN":             {Severity: volume.Degraded, Reason: volume.ReasonMonitorsDown},
+	"PG_DAMAGED":           {Severity: volume.DataLoss, Reason: volume.ReasonDataDamaged},
+	"OBJECT_UNFOUND":       {Severity: volume.DataLoss, Reason: volume.ReasonDataDamaged},
+	"OSD_SCRUB_ERRORS":     {Severity: volume.DataLoss, Reason: volume.ReasonDataDamaged},
+	"OSD_TOO_MANY_REPAIRS": {Severity: volume.Degraded, Reason: volume.ReasonDataDegraded},
 }
 
 // fsChecks are those that concern only a file system.
@@ -34,6 +34,7 @@ var fsChecks = map[string]volume.Condition{
 	"MDS_ALL_DOWN":         {Severity: volume.Inaccessible, Reason: volume.ReasonMDSDown},
 	"FS_WITH_FAILED_MDS":   {Severity: volume.Inaccessible, Reason: volume.ReasonMDSDown},
 	"FS_DEGRADED":          {Severity: volume.Inaccessible, Reason: volume.ReasonMDSDown},
+	"MDS_READ_ONLY":        {Severity: volume.Inaccessible, Reason: volume.ReasonMDSDown},
 	"MDS_DAMAGE":           {Severity: volume.DataLoss, Reason: volume.ReasonDataDamaged},
 	"MDS_SLOW_REQUEST":     {Severity: volume.Degraded, Reason: volume.ReasonMDSSlow},
 	"MDS_SLOW_METADATA_IO": {Severity: volume.Degraded, Reason: volume.ReasonMDSSlow},
@@ -91,10 +92,16 @@ func (h healthReport) conditions(pools []poolRef, fs string) []volume.Condition 
 	return all
 }
 
+// listedPGs is how many placement groups Ceph lists at least before it leaves
+// out others (mon_health_max_detail).
+const listedPGs = 50
+
 // concerns returns the first detail that is of one of the pools, or -1. Details
-// that name no pool or placement group concern all: then it is 0.
+// that name no pool or placement group concern all: then it is 0. A list of
+// placement groups that can lack those of the pools concerns them: then it is the
+// number of details.
 func concerns(details []string, pools []poolRef) int {
-	named := 0
+	named, listed := 0, 0
 	for i, d := range details {
 		_, rest, isPool := strings.Cut(d, "pool '")
 		pgs, isPG := strings.CutPrefix(d, "pg ")
@@ -106,6 +113,12 @@ func concerns(details []string, pools []poolRef) int {
 		if isPool || isPG {
 			named = -1
 		}
+		if isPG {
+			listed++
+		}
+	}
+	if listed > listedPGs {
+		return len(details)
 	}
 	return named
 }

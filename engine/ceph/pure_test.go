@@ -205,6 +205,7 @@ func TestHealth(t *testing.T) {
 	const report = `{"status":"HEALTH_ERR","checks":{
 		"POOL_FULL":{"severity":"HEALTH_WARN","summary":{"message":"1 pool(s) full","count":1},"detail":[{"message":"pool 'ssd' is full (running out of quota)"}],"muted":false},
 		"PG_AVAILABILITY":{"severity":"HEALTH_WARN","summary":{"message":"Reduced data availability: 1 pg inactive","count":2},"detail":[{"message":"pg 12.0 is stuck inactive for 60s, current state unknown, last acting []"}],"muted":false},
+		"OSD_TOO_MANY_REPAIRS":{"severity":"HEALTH_WARN","summary":{"message":"Too many repaired reads on 1 OSDs","count":1},"detail":[{"message":"osd.2 had 11 reads repaired"}],"muted":false},
 		"MON_DOWN":{"severity":"HEALTH_WARN","summary":{"message":"1/3 mons down, quorum a,b","count":1},"detail":[{"message":"mon.c (rank 2) addr 10.0.0.3 is down (out of quorum)"}],"muted":false},
 		"POOL_APP_NOT_ENABLED":{"severity":"HEALTH_WARN","summary":{"message":"x","count":1},"detail":[],"muted":false}},"mutes":[]}`
 	h, err := parseHealth([]byte(report))
@@ -216,9 +217,9 @@ func TestHealth(t *testing.T) {
 		want    []string
 		objects []string
 	}{
-		"full":     {[]poolRef{{"ssd", 1}}, []string{"MonitorsDown", "PoolFull"}, []string{"mon.c", "pool 'ssd' is full"}},
-		"inactive": {[]poolRef{{"hdd", 12}}, []string{"MonitorsDown", "PGsInactive"}, []string{"mon.c", "pg 12.0"}},
-		"other":    {[]poolRef{{"s", 2}}, []string{"MonitorsDown"}, []string{"mon.c"}},
+		"full":     {[]poolRef{{"ssd", 1}}, []string{"MonitorsDown", "DataDegraded", "PoolFull"}, []string{"mon.c", "osd.2", "pool 'ssd' is full"}},
+		"inactive": {[]poolRef{{"hdd", 12}}, []string{"MonitorsDown", "DataDegraded", "PGsInactive"}, []string{"mon.c", "osd.2", "pg 12.0"}},
+		"other":    {[]poolRef{{"s", 2}}, []string{"MonitorsDown", "DataDegraded"}, []string{"mon.c", "osd.2"}},
 	} {
 		var got []string
 		for i, x := range h.conditions(c.pools, "") {
@@ -231,6 +232,30 @@ func TestHealth(t *testing.T) {
 	}
 	if _, err := parseHealth([]byte("x")); err == nil {
 		t.Error("text that is not JSON is accepted")
+	}
+}
+
+// Ceph lists at most 51 placement groups of a check, of any pools.
+func TestHealthOfManyPGs(t *testing.T) {
+	details := func(n int) string {
+		var all []string
+		for i := range n {
+			all = append(all, fmt.Sprintf(`{"message":"pg 12.%x is down, acting []"}`, i))
+		}
+		return strings.Join(all, ",")
+	}
+	for n, want := range map[int]string{3: "", 50: "", 51: "PG_AVAILABILITY: Reduced data availability: 300 pgs down"} {
+		h, err := parseHealth(fmt.Appendf(nil, `{"checks":{"PG_AVAILABILITY":{"summary":{"message":"Reduced data availability: 300 pgs down"},"detail":[%s]}}}`, details(n)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got string
+		for _, x := range h.conditions([]poolRef{{"s", 2}}, "") {
+			got += x.Message
+		}
+		if !strings.HasSuffix(got, want) || (got == "") != (want == "") {
+			t.Errorf("%d listed PGs of another pool: %q, want %q", n, got, want)
+		}
 	}
 }
 
