@@ -199,14 +199,19 @@ func (m *Manager) source(stored map[string]string, on mounted) (source, error) {
 
 // heldDevice finds the attached device of a volume without a record: by its id,
 // or, if the attacher does not know that or the volume was deleted, by its mount
-// at the path. Such a source has no locator.
+// at the path. Such a source has no locator. Unavailable: the mount at the path
+// can be of an attacher whose storage is not there.
 func (m *Manager) heldDevice(ctx context.Context, id volume.ID, path string) (source, bool, error) {
 	here, isMounted, err := mount.At(ctx, path)
 	if err != nil {
 		return source{}, false, err
 	}
+	var unknown error
 	for _, at := range m.config.Attachers {
 		held, err := at.Held(ctx)
+		if isMounted && errors.Is(err, errs.Unavailable) {
+			unknown = fmt.Errorf("of which volume the mount at %s is: %w", path, err)
+		}
 		if errors.Is(err, errs.Unavailable) {
 			continue // without its storage
 		}
@@ -221,7 +226,7 @@ func (m *Manager) heldDevice(ctx context.Context, id volume.ID, path string) (so
 			}
 		}
 	}
-	return source{}, false, nil
+	return source{}, false, unknown
 }
 
 func (s source) lock(ctx context.Context) (unlock func(), err error) {

@@ -351,6 +351,36 @@ func TestLostStoreAndVolumes(t *testing.T) {
 	n.loopCount(0)
 }
 
+// absent is an attacher without its storage.
+type absent struct{ node.Attacher }
+
+func (absent) Held(context.Context) ([]node.Held, error) {
+	return nil, errs.Errorf(errs.Unavailable, "open the pool: %w", os.ErrNotExist)
+}
+
+// Without records, a mount can be of storage that is not there now.
+func TestLostStoreWithoutStorage(t *testing.T) {
+	n := newNode(t)
+	s, never := n.staging("vol-lost", mkfs.Ext4), n.staging("vol-never", mkfs.Ext4)
+	p := n.publishOf(s, "target")
+	n.up(s, p)
+	n.ok("close", n.Close())
+	n.ok("remove", os.Remove(n.config.Store))
+	pool := n.config.Attachers[file.Protocol()]
+	n.config.Attachers[file.Protocol()] = absent{pool}
+	n.start()
+	err := n.Manager.Unpublish(t.Context(), node.UnpublishRequest{Volume: p.Volume, Target: p.Target})
+	testkit.WantError(t, "unpublish", err, errs.Unavailable)
+	err = n.Manager.Unstage(t.Context(), node.UnstageRequest{Volume: s.Volume, Staging: s.Staging})
+	testkit.WantError(t, "unstage", err, errs.Unavailable)
+	n.ok("unstage what is not mounted", n.Manager.Unstage(t.Context(), node.UnstageRequest{Volume: never.Volume, Staging: never.Staging}))
+	n.ok("close", n.Close())
+	n.config.Attachers[file.Protocol()] = pool
+	n.start()
+	n.down(s, p)
+	n.loopCount(0)
+}
+
 // barrier blocks Detach until a number of calls is in flight.
 type barrier struct {
 	node.Attacher
