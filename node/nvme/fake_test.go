@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -197,4 +199,21 @@ func TestTwoVolumesOfOneNamespace(t *testing.T) {
 	if len(all) != 1 || all[0].Volume != "one" {
 		t.Errorf("records %+v, want that of volume one", all)
 	}
+}
+
+// The kernel's log is read although it could not be opened at the start.
+func TestLogOpenedLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newFakeKernel(t).attacher()
+		release := testkit.LimitFiles(t, 0)
+		stop := testkit.Go(t, a.Run)
+		time.Sleep(interval / 2)
+		release()
+		time.Sleep(interval)
+		synctest.Wait()
+		if seq := testkit.Value(a.records.position())(t); seq == 0 {
+			t.Error("no message of the kernel's log has been read")
+		}
+		stop()
+	})
 }

@@ -29,14 +29,17 @@ type backoff struct {
 // connections, until ctx ends. The kernel connects again by itself, but removes
 // a controller that its target refuses (since 6.10, and after ctrl_loss_tmo).
 func (a *Attacher) Run(ctx context.Context) error {
-	w, err := a.newWatcher()
-	if err != nil {
-		a.log.WarnContext(ctx, "cannot read the kernel's log, interrupted flushes will not be reported", "err", err)
-	}
-	defer w.close()
+	var w watcher
+	defer func() { w.close() }()
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
-	for {
+	for first := true; ; first = false {
+		if w.log == nil {
+			var err error
+			if w, err = a.newWatcher(); err != nil && first {
+				a.log.WarnContext(ctx, "cannot read the kernel's log, interrupted flushes will not be reported", "err", err)
+			}
+		}
 		if err := errors.Join(a.checkLog(ctx, &w), a.addPaths(ctx)); err != nil {
 			a.log.WarnContext(ctx, "NVMe check failed, will retry", "err", err)
 		}
