@@ -158,7 +158,6 @@ func (r *rig) respectsPods() {
 	r.release("stubborn")
 	r.endDaemon(syscall.SIGTERM)
 	r.withdrawn("the daemon ended")
-	r.check()
 }
 
 // intoPod moves a function's network device to another network namespace, as a
@@ -262,6 +261,5 @@ func (r *rig) external() {
 	}
 	r.endDaemon(syscall.SIGTERM)
 	r.withdrawn("the daemon ended")
-	r.check()
 	r.script(0, true)
 }

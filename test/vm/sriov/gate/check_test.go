@@ -137,10 +137,11 @@ func (r *rig) offersNothing(why string) {
 	r.check()
 }
 
-// withdrawn waits until no device is offered.
+// withdrawn waits until no device is offered, and checks all events until then.
 func (r *rig) withdrawn(why string) {
 	r.Helper()
 	r.Await(why+": nothing is offered", func() bool { return len(offered(r.all())) == 0 })
+	r.check()
 }
 
 // check verifies the events since the last check: offered functions are in the
@@ -155,7 +156,7 @@ func (r *rig) check() {
 		switch {
 		case e.Broken != "":
 			r.Errorf("error that would break a kubelet: %s", e.Broken)
-		case len(e.Healthy) > 0 && r.differs(*e.Functions, e.Healthy...) != "" && r.differsFrom(r.previous, *e.Functions, e.Healthy...) != "":
+		case len(e.Healthy) > 0 && e.Functions != nil && r.differs(*e.Functions, e.Healthy...) != "" && r.differsFrom(r.previous, *e.Functions, e.Healthy...) != "":
 			r.Errorf("%v of %s is offered at %v: %s", e.Healthy, e.Resource, e.At, r.differs(*e.Functions, e.Healthy...))
 		}
 	}

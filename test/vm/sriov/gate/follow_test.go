@@ -40,7 +40,6 @@ func (r *rig) follows() {
 	}
 	r.endDaemon(syscall.SIGTERM)
 	r.withdrawn("the daemon ended")
-	r.check()
 }
 
 // setSyncStatus sets the operator's sync status.

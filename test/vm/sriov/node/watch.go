@@ -26,8 +26,8 @@ type Event struct {
 	Healthy  []string `json:",omitempty"`
 	All      []string `json:",omitempty"`
 
-	// Functions is set for each change, and for each list with the state right
-	// after it. Since is the time of the previous read.
+	// Functions is set for each change, and for each list that was still the
+	// newest when they were read. Since is the begin of the previous read.
 	Functions *Functions `json:",omitempty"`
 	Since     time.Time
 
@@ -102,10 +102,12 @@ func (w *watcher) run(ctx context.Context) error {
 func (w *watcher) recordLists() {
 	for _, resource := range w.kubelet.Resources() {
 		all := w.kubelet.Lists(resource)
-		for _, l := range all[w.lists[resource]:] {
-			since := w.looked
-			now := w.read()
-			w.book.add(Event{At: l.At, Resource: resource, Healthy: l.Healthy, All: l.All, Functions: &now, Since: since})
+		for i, l := range all[w.lists[resource]:] {
+			e := Event{At: l.At, Resource: resource, Healthy: l.Healthy, All: l.All, Since: w.looked}
+			if now := w.read(); len(w.kubelet.Lists(resource)) == w.lists[resource]+i+1 { // otherwise they can have changed after a withdrawal
+				e.Functions = &now
+			}
+			w.book.add(e)
 		}
 		w.lists[resource] = len(all)
 		if len(all) == 0 {
@@ -123,13 +125,13 @@ func (w *watcher) recordLists() {
 
 // look records a change of the functions.
 func (w *watcher) look() {
-	since, now := w.looked, w.read()
+	since, begun, now := w.looked, time.Now(), w.read()
+	w.looked = begun
 	if !since.IsZero() && reflect.DeepEqual(now, w.last) {
-		w.looked = time.Now()
 		return
 	}
-	w.last, w.looked = now, time.Now()
-	w.book.add(Event{At: w.looked, Functions: &now, Since: since})
+	w.last = now
+	w.book.add(Event{Functions: &now, Since: since})
 }
 
 // read leaves fields empty that disappear while it reads.
