@@ -75,7 +75,7 @@ func ends(t *testing.T, f *Frozen) {
 // thawed.
 func TestGuardThatIsKilledWhileAFreezeHangs(t *testing.T) {
 	outer, inner := stacked(t)
-	f := startOn(t, time.Second, outer, inner)
+	f := startOn(t, 5*time.Second, outer, inner)
 	eventually(t, "one is frozen", func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
