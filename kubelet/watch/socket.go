@@ -4,16 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
-	"path/filepath"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/internal/backoff"
@@ -43,15 +39,6 @@ const (
 	// would exceed their timeouts, and silent ones must not delay others.
 	greetings = 4
 	greetTime = 5 * time.Millisecond
-
-	// A registered plugin's lost connection is re-established with delays from
-	// firstCheck, in which an exiting plugin removes its file. A connection
-	// that lasted for steady resets the delay.
-	firstCheck, lastCheck = 100 * time.Millisecond, 30 * time.Second
-	steady                = 10 * time.Second
-
-	// deadCheck is the interval for checking an endpoint that is not served.
-	deadCheck = 500 * time.Millisecond
 )
 
 // socket is a socket file. Its goroutine registers the plugin, retries, and
@@ -329,191 +316,4 @@ func (s *socket) notify(text string) *failure {
 		return nil
 	}
 	return &failure{step: Notifying, text: "NotifyRegistrationStatus: " + err.Error(), reason: notifyReason(err, s.o.Timeouts.Notify)}
-}
-
-// stay waits until the file or the host goes, or fails when no process has
-// served the socket or the endpoint for the grace time.
-func (s *socket) stay() *failure {
-	ctx, cancel := context.WithCancel(s.ctx)
-	defer cancel()
-	expired := make(chan *failure, 1)
-	if endpoint := s.status.Endpoint; endpoint != s.path && filepath.IsAbs(endpoint) {
-		s.work.Go(func() {
-			defer cancel()
-			expired <- s.watchEndpoint(ctx, endpoint)
-		})
-	} else {
-		expired <- nil
-	}
-	conn := s.conn
-	s.conn = nil
-	err := s.hold(ctx, s.path, s.o.Peer, conn)
-	cancel()
-	f := <-expired
-	switch {
-	case f != nil:
-		s.endpointLost = true
-	case err != nil: // final: a refused file cannot be listened on again
-		if f = s.dead(err, deadReason, nil, s.ctx); f == nil {
-			return nil
-		}
-	default:
-		return nil
-	}
-	s.release()
-	return f
-}
-
-// watchEndpoint is for a plugin whose registrar is another process. It fails
-// when no process has served the endpoint for the grace time.
-func (s *socket) watchEndpoint(ctx context.Context, endpoint string) *failure {
-	for {
-		err := s.hold(ctx, endpoint, nil, nil)
-		if err == nil {
-			return nil
-		}
-		back := func() bool { return !isUnserved(probe(ctx, endpoint)) }
-		if f := s.dead(err, fmt.Sprintf(endpointReason, endpoint), back, ctx); f != nil || ctx.Err() != nil {
-			return f
-		}
-		s.update(Registered, func(st *Status) {
-			st.Dead, st.Step, st.Error, st.Reason, st.NextTry = false, "", "", "", time.Time{}
-		})
-	}
-}
-
-// hold keeps a connection to path, which shows the end of its process. It
-// returns an error when no process serves path, and nil when ctx ends.
-func (s *socket) hold(ctx context.Context, path string, peer func(Peer) error, conn *grpc.ClientConn) error {
-	for pause := (backoff.Backoff{First: firstCheck, Most: lastCheck}); ; {
-		if conn != nil {
-			since := time.Now()
-			lost := conn.WaitForStateChange(ctx, connectivity.Ready)
-			_ = conn.Close()
-			if !lost {
-				return nil
-			}
-			if time.Since(since) >= steady {
-				pause.Reset()
-			}
-		}
-		if pause.Wait(ctx) != nil {
-			return nil
-		}
-		dialing, cancel := context.WithTimeout(ctx, s.o.Timeouts.Dial)
-		var err error
-		conn, err = connect(dialing, path, peer)
-		cancel()
-		// The removal of the socket itself is an event of the directory.
-		if isUnserved(err) && ctx.Err() == nil && (path != s.path || errors.Is(err, unix.ECONNREFUSED)) {
-			return err
-		}
-		// Others are inconclusive: permission, file descriptors, timeout.
-	}
-}
-
-// dead waits for the grace time to end, unless ctx ends or the plugin is back.
-func (s *socket) dead(err error, reason string, back func() bool, ctx context.Context) *failure {
-	f := &failure{step: Registered, text: err.Error(), reason: reason}
-	var expired, check <-chan time.Time
-	s.update(Registered, func(st *Status) {
-		st.Dead, st.Step, st.Error, st.Reason = true, f.step, f.text, f.reason
-		if s.o.Grace > 0 {
-			st.NextTry = time.Now().Add(s.o.Grace)
-			expired = time.After(s.o.Grace)
-		}
-	})
-	if back != nil {
-		ticker := time.NewTicker(deadCheck)
-		defer ticker.Stop()
-		check = ticker.C
-	}
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-expired:
-			return f
-		case <-check:
-			if back() {
-				return nil
-			}
-		}
-	}
-}
-
-// release retries until the plugin is deregistered. It stops when the host
-// closes, and hands over to orphan when a socket waits for the path.
-func (s *socket) release() {
-	s.closeConn()
-	for s.held {
-		select { // only later changes interrupt the pause
-		case <-s.changed:
-		default:
-		}
-		s.update(DeRegistering, func(st *Status) { st.NextTry, st.Dead = time.Time{}, false })
-		p := s.status.Plugin
-		failed := s.deregister(s.calls, p)
-		if s.held = failed != nil; !s.held {
-			return
-		}
-		pause := s.fail(*failed)
-		switch {
-		case s.serving.Err() != nil:
-			s.recordLeft(p, *failed)
-			s.held = false
-		case s.replaced():
-			s.orphan(p, s.failures)
-			s.held = false
-		default:
-			select {
-			case <-time.After(pause):
-			case <-s.changed:
-			case <-s.serving.Done():
-			}
-		}
-	}
-}
-
-func (s *socket) replaced() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.paths[s.path].next != nil
-}
-
-func (s *socket) fail(f failure) (pause time.Duration) {
-	s.failures++
-	pause = s.o.BackOff.pause(s.failures)
-	s.update(Failed, func(st *Status) {
-		st.Step, st.Error, st.Reason = f.step, f.text, f.reason
-		st.NextTry = time.Now().Add(pause)
-	})
-	return pause
-}
-
-// pause ends early with the file, or with a missing handler's arrival.
-func (s *socket) pause(f failure, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	for !f.noHandler || s.handler(s.status.Type) == nil {
-		select {
-		case <-timer.C:
-			return
-		case <-s.ctx.Done():
-			return
-		case <-s.changed:
-		}
-	}
-}
-
-func (b BackOff) pause(failures int) time.Duration {
-	pause := b.First
-	for range failures - 1 {
-		if pause > b.Most/2 {
-			pause = b.Most
-			break
-		}
-		pause *= 2
-	}
-	return pause - time.Duration(rand.Float64()*b.Jitter*float64(pause))
 }
