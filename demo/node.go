@@ -5,9 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
-	"net/http"
 	"slices"
 	"time"
+
+	"github.com/cleatproject/cleat/internal/server"
 )
 
 // nodeRequest is a request to the double of a node.
@@ -86,20 +87,8 @@ func checkChanges(a nodeAnswer, since int, numbers ...int) {
 
 // daemonPhase returns the daemon's phase.
 func (s *sriov) daemonPhase(ctx context.Context) (string, error) {
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", s.at("daemon.sock"))
-	}}}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://daemon/status", nil)
-	if err != nil {
-		return "", err
-	}
-	answer, err := c.Do(r)
-	if err != nil {
-		return "", err
-	}
-	defer answer.Body.Close()
 	var status struct{ SRIOV struct{ Phase string } }
-	err = json.NewDecoder(answer.Body).Decode(&status)
+	err := server.Ask(ctx, s.at("daemon.sock"), "/status", &status)
 	return status.SRIOV.Phase, err
 }
 

@@ -109,7 +109,7 @@ func TestPanicsAreContained(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	}
-	if got := r.value("cleat_rpc_panics_total"); got != 2 {
+	if got := testkit.Metric(t, r.registry, "cleat_rpc_panics_total"); got != 2 {
 		t.Errorf("%v panics counted", got)
 	}
 	stacks := 0
@@ -122,7 +122,7 @@ func TestPanicsAreContained(t *testing.T) {
 		t.Errorf("%d stacks in the log", stacks)
 	}
 	r.server.metrics.panicked(t.Context(), r.server.logger, "elsewhere", 1, nil)
-	if got := r.value("cleat_rpc_panics_total"); got != 3 {
+	if got := testkit.Metric(t, r.registry, "cleat_rpc_panics_total"); got != 3 {
 		t.Errorf("%v panics counted", got)
 	}
 }
@@ -191,13 +191,13 @@ func TestMetricsAreSharedAndCount(t *testing.T) {
 		labels []string
 		want   float64
 	}{
-		{"cleat_rpc_calls_total", []string{"grpc.health.v1.Health/Check", "OK"}, 1},
-		{"cleat_rpc_calls_total", []string{"grpc.health.v1.Health/Check", "NotFound"}, 1},
-		{"cleat_rpc_calls_total", []string{"grpc.health.v1.Health/Watch", "NotFound"}, 1},
-		{"cleat_rpc_duration_seconds", []string{"grpc.health.v1.Health/Check"}, 2},
+		{"cleat_rpc_calls_total", []string{"method=grpc.health.v1.Health/Check", "code=OK"}, 1},
+		{"cleat_rpc_calls_total", []string{"method=grpc.health.v1.Health/Check", "code=NotFound"}, 1},
+		{"cleat_rpc_calls_total", []string{"method=grpc.health.v1.Health/Watch", "code=NotFound"}, 1},
+		{"cleat_rpc_duration_seconds", []string{"method=grpc.health.v1.Health/Check"}, 2},
 		{"cleat_rpc_calls_running", nil, 0},
 	} {
-		if got := r.value(c.name, c.labels...); got != c.want {
+		if got := testkit.Metric(t, r.registry, c.name, c.labels...); got != c.want {
 			t.Errorf("%s %v: %v, want %v", c.name, c.labels, got, c.want)
 		}
 	}

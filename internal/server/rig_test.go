@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net"
 	"path/filepath"
 	"strings"
@@ -114,29 +113,6 @@ func (r *rig) watch(ctx context.Context) (first, last error) {
 	_, first = stream.Recv()
 	_, last = stream.Recv()
 	return first, last
-}
-
-// value sums a metric over the other labels.
-func (r *rig) value(name string, labels ...string) float64 {
-	r.t.Helper()
-	families := testkit.Value(r.registry.Gather())(r.t)
-	sum := 0.0
-	for _, f := range families {
-		if f.GetName() != name {
-			continue
-		}
-		for _, m := range f.Metric {
-			text := fmt.Sprint(m.Label)
-			fits := true
-			for _, l := range labels {
-				fits = fits && strings.Contains(text, l)
-			}
-			if fits {
-				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
-			}
-		}
-	}
-	return sum
 }
 
 // awaitIdle waits until no call is in flight.

@@ -137,7 +137,7 @@ func (p *Process) WaitFor(t testing.TB, text string) (line string) {
 // Until polls check until it returns nil. It returns the last error as soon as
 // the process ends.
 func (p *Process) Until(check func() error) error {
-	err := poll(p.done, check)
+	err := Poll(Timeout, p.done, check)
 	if err == nil {
 		return nil
 	}

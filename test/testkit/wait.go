@@ -38,15 +38,15 @@ var errNotYet = errors.New("not so")
 // hold.
 func EventuallyNil(t testing.TB, what string, check func() error) {
 	t.Helper()
-	if err := poll(nil, check); err != nil {
+	if err := Poll(Timeout, nil, check); err != nil {
 		t.Fatalf("not within %s: %s: %v", Timeout, what, err)
 	}
 }
 
-// poll calls check until it returns nil, stop is closed or Timeout has passed,
+// Poll calls check until it returns nil, stop is closed or bound has passed,
 // and returns the last error.
-func poll(stop <-chan struct{}, check func() error) error {
-	deadline := time.Now().Add(Timeout)
+func Poll(bound time.Duration, stop <-chan struct{}, check func() error) error {
+	deadline := time.Now().Add(bound)
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
 		err := check()
 		if err == nil || time.Now().After(deadline) {

@@ -26,6 +26,7 @@ import (
 	"github.com/cleatproject/cleat/kubelet/register"
 	"github.com/cleatproject/cleat/kubelet/watch/watchtest"
 	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/upstream/kubelet"
 )
 
@@ -108,7 +109,7 @@ func (n *node) annotatedID(ctx context.Context, name string) (string, error) {
 // ("").
 func (n *node) knows(t *testing.T, name, id string) {
 	t.Helper()
-	eventually(t, func() error {
+	testkit.EventuallyNil(t, "the kubelet has the node's id", func() error {
 		for _, ask := range []func(context.Context, string) (string, error){n.driverID, n.annotatedID} {
 			if got, err := ask(t.Context(), name); err != nil || got != id {
 				return fmt.Errorf("%s has the id %q at this node, want %q: %w", name, got, id, orNil(err))
@@ -123,26 +124,6 @@ func orNil(err error) error {
 		return context.DeadlineExceeded
 	}
 	return err
-}
-
-// eventually polls until there is no error, for a minute.
-func eventually(t *testing.T, ask func() error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := ask()
-		if err == nil {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatal(err)
-		}
-	}
 }
 
 // The driver registers with the kubelet by itself, registers again after a
@@ -187,7 +168,7 @@ func TestDriverRegistersByItself(t *testing.T) {
 // status waits until cleat csi status reports a registration state.
 func status(t *testing.T, cleat, dir, want string) {
 	t.Helper()
-	eventually(t, func() error {
+	testkit.EventuallyNil(t, "registration "+want, func() error {
 		out, err := exec.CommandContext(t.Context(), cleat, "csi", "status", "-o", "json", "--state-dir", filepath.Join(dir, "csi-state")).Output()
 		if err != nil && len(out) == 0 {
 			return err
@@ -274,7 +255,7 @@ func (n *node) csi(t *testing.T, name, endpoint string) register.Config {
 
 func reaches(t *testing.T, r *register.Registrar, want register.State) register.Status {
 	t.Helper()
-	eventually(t, func() error {
+	testkit.EventuallyNil(t, "registration "+string(want), func() error {
 		if s := r.Status(); s.State != want {
 			return fmt.Errorf("the registrar reports %+v, want %s", s, want)
 		}

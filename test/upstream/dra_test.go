@@ -22,6 +22,7 @@ import (
 	"github.com/cleatproject/cleat/kubelet/handler/generic"
 	"github.com/cleatproject/cleat/kubelet/register"
 	"github.com/cleatproject/cleat/kubelet/watch"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/upstream/kubelet"
 )
 
@@ -98,7 +99,7 @@ func TestDRADriverInOurHost(t *testing.T) {
 	serves := func(uid string) {
 		t.Helper()
 		want := filepath.Join(d.data, "dra-"+uid+".sock")
-		eventually(t, func() error {
+		testkit.EventuallyNil(t, "the newest instance serves", func() error {
 			if p, _ := h.Serving(registration.DRAPlugin, draDriver); p.Endpoint != want {
 				return fmt.Errorf("%q serves %s, want %q", p.Endpoint, draDriver, want)
 			}
@@ -107,7 +108,7 @@ func TestDRADriverInOurHost(t *testing.T) {
 	}
 	first := d.instance(t, "a")
 	serves("a")
-	eventually(t, func() error {
+	testkit.EventuallyNil(t, "the first instance is registered", func() error {
 		if s := first.RegistrationStatus(); s == nil || !s.PluginRegistered {
 			return fmt.Errorf("the driver's registration status is %v", s)
 		}
@@ -118,7 +119,7 @@ func TestDRADriverInOurHost(t *testing.T) {
 	second.Stop()
 	serves("a")
 	first.Stop()
-	eventually(t, func() error {
+	testkit.EventuallyNil(t, "no instance serves", func() error {
 		if p, found := h.Serving(registration.DRAPlugin, draDriver); found {
 			return fmt.Errorf("%q still serves", p.Endpoint)
 		}
@@ -139,7 +140,7 @@ func TestDRADriverRecovers(t *testing.T) {
 			fail(p, errors.New("not today"))
 			host := ourHost(t, d.registry, registration.DRAPlugin, h)
 			socket := filepath.Join(d.registry, draDriver+"-"+name+"-reg.sock")
-			eventually(t, func() error {
+			testkit.EventuallyNil(t, "the registration fails", func() error {
 				if s := host.Find(socket); len(s) != 1 || s[0].Phase != watch.Failed {
 					return fmt.Errorf("want it failed: %+v", s)
 				}
@@ -184,7 +185,7 @@ func TestRegistrarOfDRADrivers(t *testing.T) {
 	if err := registrars[0].Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() error {
+	testkit.EventuallyNil(t, "the kubelet forgets the driver", func() error {
 		if p, err := drivers.GetPlugin(draDriver); err == nil {
 			return fmt.Errorf("the kubelet still has %v", p)
 		}

@@ -6,8 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -25,6 +23,7 @@ import (
 	controlv1 "github.com/cleatproject/cleat/api/sriovdp/control/v1"
 	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/gate"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // sriovSite is a node whose plugin and config daemon are processes.
@@ -140,18 +139,15 @@ func (p *sriovProcess) says(text string) {
 // until polls until a condition holds.
 func until(t testing.TB, what string, holds func() (bool, string)) {
 	t.Helper()
-	late, tick := time.After(*sriovPatience), time.NewTicker(20*time.Millisecond)
-	defer tick.Stop()
-	for {
+	err := testkit.Poll(*sriovPatience, nil, func() error {
 		ok, found := holds()
-		if ok {
-			return
+		if !ok {
+			return errors.New(found)
 		}
-		select {
-		case <-tick.C:
-		case <-late:
-			t.Fatalf("%s: not in time; got:\n%s", what, found)
-		}
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("%s: not in time; got:\n%s", what, err)
 	}
 }
 
@@ -237,19 +233,13 @@ func (s *sriovSite) held(generation int64) {
 // page reads /metrics or /status of a cleat.
 func page(t testing.TB, socket, path string) string {
 	t.Helper()
-	c := http.Client{Timeout: *sriovPatience, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	}}}
-	r, err := c.Get("http://cleat" + path)
+	ctx, cancel := context.WithTimeout(t.Context(), *sriovPatience)
+	defer cancel()
+	_, text, err := testkit.Page(ctx, testkit.UNIX(socket), http.MethodGet, path)
 	if err != nil {
 		return err.Error()
 	}
-	defer r.Body.Close()
-	text, err := io.ReadAll(r.Body)
-	if err != nil {
-		return err.Error()
-	}
-	return string(text)
+	return text
 }
 
 // shows waits until a page contains a text.

@@ -76,12 +76,12 @@ func ends(t *testing.T, f *Frozen) {
 func TestGuardThatIsKilledWhileAFreezeHangs(t *testing.T) {
 	outer, inner := stacked(t)
 	f := startOn(t, 5*time.Second, outer, inner)
-	eventually(t, "one is frozen", func() bool {
+	testkit.Eventually(t, "one is frozen", func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		return f.progress.frozen(0)
 	})
-	eventually(t, "the freeze of the next one hangs", func() bool { return hangs(t, f.process.cmd.Process.Pid) })
+	testkit.Eventually(t, "the freeze of the next one hangs", func() bool { return hangs(t, f.process.cmd.Process.Pid) })
 	if err := unix.Kill(f.process.cmd.Process.Pid, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -105,15 +105,6 @@ func hangs(t *testing.T, pid int) bool {
 		_, state, _ := strings.Cut(string(stat), ") ")
 		return err == nil && strings.HasPrefix(state, "D")
 	})
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for late := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(late) {
-			t.Fatalf("never: %s", what)
-		}
-	}
 }
 
 // A slow disk does not break the freeze.

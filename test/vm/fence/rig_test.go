@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -148,26 +147,11 @@ func (r *rig) serve(flags ...string) {
 // status reads a page of the fence server's status address.
 func (r *rig) status(path string) (string, error) {
 	guest := r.Node(server).Guest
-	web := http.Client{Transport: &http.Transport{
-		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			return guest.Dial(ctx, network, address)
-		},
-		DisableKeepAlives: true,
-	}}
-	ask, err := http.NewRequestWithContext(r.Context(), http.MethodGet, "http://"+status+path, nil)
-	if err != nil {
-		return "", err
+	code, text, err := testkit.Page(r.Context(), func(ctx context.Context) (net.Conn, error) { return guest.Dial(ctx, "tcp", status) }, http.MethodGet, path)
+	if err == nil && code != http.StatusOK {
+		err = fmt.Errorf("%s answers %d: %s", path, code, text)
 	}
-	answer, err := web.Do(ask)
-	if err != nil {
-		return "", err
-	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	if err == nil && answer.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", answer.Status, text)
-	}
-	return string(text), err
+	return text, err
 }
 
 func (r *rig) fence(address netip.Addr) error {

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"io"
 	"net"
 	"net/http"
 	"slices"
@@ -124,13 +123,9 @@ func (r *rig) reportsFailure(c *claim) {
 
 func (r *rig) readyz() (code int, text string) {
 	r.Helper()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return r.Guest.Dial(ctx, "unix", metrics) }}}
-	request := testkit.Value(http.NewRequestWithContext(r.Context(), http.MethodGet, "http://guest/readyz", nil))(r)
-	answer := testkit.Value(client.Do(request))(r)
-	defer answer.Body.Close()
-	body := testkit.Value(io.ReadAll(answer.Body))(r)
-	return answer.StatusCode, string(body)
+	code, text, err := testkit.Page(r.Context(), func(ctx context.Context) (net.Conn, error) { return r.Guest.Dial(ctx, "unix", metrics) }, http.MethodGet, "/readyz")
+	testkit.Must(r, err)
+	return code, text
 }
 
 func (r *rig) listed() (ids []string) {

@@ -10,7 +10,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -248,26 +247,6 @@ func (r *rig) phase(want daemon.Phase) (s daemon.Status) {
 	return s
 }
 
-// patience allows a daemon dozens of steps in a guest on a busy host.
-const patience = 2 * time.Minute
-
-// Await polls until the condition is true.
-func (r *rig) Await(what string, so func() bool) {
-	r.Helper()
-	deadline := time.After(patience)
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for !so() {
-		select {
-		case <-tick.C:
-		case <-r.Guest.Done():
-			r.Fatalf("the guest ended while waiting for: %s", what)
-		case <-deadline:
-			r.Fatalf("timed out after %v waiting for: %s", patience, what)
-		}
-	}
-}
-
 // agreed waits until the daemon serves the current generation and the plugin
 // offers it.
 func (r *rig) agreed() {
@@ -283,27 +262,15 @@ func (r *rig) agreed() {
 func (r *rig) ask(socket, method, resource string, form url.Values, answer any) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second) // works in cleanups too
 	defer cancel()
-	web := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return r.Guest.Dial(ctx, "unix", socket)
-	}}}
 	if len(form) > 0 {
 		resource += "?" + form.Encode()
 	}
-	request, err := http.NewRequestWithContext(ctx, method, "http://guest"+resource, nil)
-	if err != nil {
-		return err
-	}
-	response, err := web.Do(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
+	code, text, err := testkit.Page(ctx, func(ctx context.Context) (net.Conn, error) { return r.Guest.Dial(ctx, "unix", socket) }, method, resource)
 	switch {
 	case err != nil:
 		return err
-	case response.StatusCode != http.StatusOK:
-		return fmt.Errorf("%s: %s", response.Status, text)
+	case code != http.StatusOK:
+		return fmt.Errorf("%s answers %d: %s", resource, code, text)
 	}
-	return json.Unmarshal(text, answer)
+	return json.Unmarshal([]byte(text), answer)
 }
