@@ -43,8 +43,10 @@ func serve(t testing.TB, socket string, info *registration.PluginInfo) (remove f
 	return testkit.Serve(t, socket, func(s grpc.ServiceRegistrar) { registration.RegisterRegistrationServer(s, &plugin{info: info}) })
 }
 
+// csiPlugin is a plugin whose endpoint is the socket that it registers by: the host
+// reports another one as dead, 0.1 s after the registration.
 func csiPlugin(name string) *registration.PluginInfo {
-	return &registration.PluginInfo{Type: "CSIPlugin", Name: name, Endpoint: "/run/" + name + ".sock", SupportedVersions: []string{"1.0.0"}}
+	return &registration.PluginInfo{Type: "CSIPlugin", Name: name, SupportedVersions: []string{"1.0.0"}}
 }
 
 // anything accepts every plugin.

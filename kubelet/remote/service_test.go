@@ -44,7 +44,7 @@ func TestReads(t *testing.T) {
 		}
 	}
 	one, err := r.remote.Get(t.Context(), r.path("b.sock"))
-	if err != nil || one.Name != "b" || one.Phase != watch.Registered || one.Endpoint != "/run/b.sock" {
+	if err != nil || one.Name != "b" || one.Phase != watch.Registered || one.Endpoint != r.path("b.sock") {
 		t.Errorf("get: %+v, %v", one, err)
 	}
 	for _, word := range []string{"a", r.path("a.sock"), "a.sock"} {
