@@ -154,9 +154,9 @@ func (e *Explainer) fenceFindings(ctx context.Context) []Finding {
 	return all
 }
 
-// fenceResult returns the result of a NetworkFence for its fenceState, "" if there is
-// none yet: that of the state before stays until the next, and only its message, which
-// is of CSI-Addons, says which of both it is.
+// fenceResult returns the result of a NetworkFence for its fenceState, "" before
+// there is one: that of the earlier state stays until then, and only its message, which
+// CSI-Addons writes, names the state.
 func fenceResult(n *unstructured.Unstructured) (state, result, text string) {
 	state, _, _ = unstructured.NestedString(n.Object, "spec", "fenceState")
 	result, _, _ = unstructured.NestedString(n.Object, "status", "result")

@@ -61,7 +61,7 @@ type Lease struct {
 func New(c Config) *Lease { return &Lease{config: c} }
 
 // Check fails unless the Lease was read within its duration, also as that of another
-// process: a candidate that cannot read it takes over from nobody.
+// process: a candidate that cannot read it cannot take over.
 func (l *Lease) Check(context.Context) error {
 	switch last := l.read.Load(); {
 	case last == nil:

@@ -80,8 +80,8 @@ func (f *File) read() Update {
 	return Update{State: state, Warnings: warnings}
 }
 
-// ReadFile reads a regular file of at most limit bytes that nobody writes. Reading
-// other file types can block.
+// ReadFile reads a regular file of at most limit bytes that no process writes.
+// Reading other file types can block.
 func ReadFile(path string, limit int) ([]byte, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -105,7 +105,7 @@ func ReadFile(path string, limit int) ([]byte, error) {
 	return text, err
 }
 
-// keepUnwritten makes those who open the file for writing wait until it is closed.
+// keepUnwritten makes processes that open the file for writing wait until it is closed.
 func keepUnwritten(file *os.File) error {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(file.Fd()), &fs); err != nil {
