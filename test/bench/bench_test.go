@@ -9,8 +9,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -117,21 +115,6 @@ func (n *bench) attach(v *csi.Volume, capability *csi.VolumeCapability) (target 
 	}
 }
 
-// resident returns the driver's resident memory in MiB, with the pages it
-// shares with the page cache.
-func (n *bench) resident() float64 {
-	n.Helper()
-	status := testkit.Value(os.ReadFile(fmt.Sprintf("/proc/%d/status", n.PID())))(n)
-	for line := range strings.Lines(string(status)) {
-		if kib, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			f := testkit.Value(strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(kib), "kB")), 64))(n)
-			return f / 1024
-		}
-	}
-	n.Fatal("no VmRSS")
-	return 0
-}
-
 // BenchmarkCalls measures calls with 10, 1,000 and 10,000 thin raw-block
 // volumes; the cost must not grow with their number.
 func BenchmarkCalls(b *testing.B) {
@@ -140,7 +123,7 @@ func BenchmarkCalls(b *testing.B) {
 		for b.Loop() {
 			testkit.Value(csi.NewIdentityClient(n.Conn).Probe(b.Context(), &csi.ProbeRequest{}))(b)
 		}
-		b.ReportMetric(n.resident(), "MiB-resident")
+		b.ReportMetric(testkit.Resident(b, n.PID()), "MiB-resident")
 	})
 	present := 0
 	for _, want := range []int{10, 1000, 10000} {
@@ -192,7 +175,7 @@ func (n *bench) calls(b *testing.B) {
 		for b.Loop() {
 			testkit.Value(n.controller().ListVolumes(b.Context(), &csi.ListVolumesRequest{MaxEntries: 100}))(b)
 		}
-		b.ReportMetric(n.resident(), "MiB-resident")
+		b.ReportMetric(testkit.Resident(b, n.PID()), "MiB-resident")
 	})
 }
 
@@ -253,10 +236,10 @@ func (n *bench) snapshots(b *testing.B, id, target string, mounted bool) {
 		n.removeSnapshot(s.GetSnapshotId())
 		b.StartTimer()
 	}
-	b.ReportMetric(median(took), "ms-p50")
+	b.ReportMetric(testkit.Median(took), "ms-p50")
 	if mounted {
-		b.ReportMetric(median(bare), "ms-p50-bare-freeze")
-		b.ReportMetric(median(took)-median(bare), "ms-more-than-bare")
+		b.ReportMetric(testkit.Median(bare), "ms-p50-bare-freeze")
+		b.ReportMetric(testkit.Median(took)-testkit.Median(bare), "ms-more-than-bare")
 	}
 }
 

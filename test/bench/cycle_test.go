@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
@@ -38,9 +37,9 @@ func BenchmarkCycle(b *testing.B) {
 	all := map[string]float64{}
 	for whose, c := range cycles {
 		for i, call := range c.calls() {
-			b.ReportMetric(median(c.took[i]), "ms-"+call.name+whose)
+			b.ReportMetric(testkit.Median(c.took[i]), "ms-"+call.name+whose)
 		}
-		all[whose] = median(c.took[len(c.took)-1])
+		all[whose] = testkit.Median(c.took[len(c.took)-1])
 		b.ReportMetric(all[whose], "ms-cycle"+whose)
 	}
 	if len(all) > 1 {
@@ -106,12 +105,6 @@ func (c *cycle) run() {
 		c.took[i], at = append(c.took[i], now.Sub(at)), now
 	}
 	c.took[4] = append(c.took[4], at.Sub(began))
-}
-
-// median returns the median in milliseconds.
-func median(all []time.Duration) float64 {
-	slices.Sort(all)
-	return float64(all[len(all)/2].Microseconds()) / 1000
 }
 
 // sampleModule is the CSI project's sample driver.

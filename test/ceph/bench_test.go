@@ -111,69 +111,69 @@ func (p *pair) calls(b *testing.B) {
 }
 
 func (p *pair) create(b *testing.B) {
-	var t times
+	var t testkit.Times
 	for b.Loop() {
 		var v *spec.Volume
-		t.cleat(func() { v = p.volume(b, nil) })
+		t.Cleat(func() { v = p.volume(b, nil) })
 		p.remove(b, v.GetVolumeId())
 		image := p.name()
-		t.bare(func() { testkit.Must(b, rbd.CreateImage(p.io, image, 16*mib, p.options)) })
+		t.Bare(func() { testkit.Must(b, rbd.CreateImage(p.io, image, 16*mib, p.options)) })
 		testkit.Must(b, rbd.RemoveImage(p.io, image))
 	}
-	t.report(b)
+	t.Report(b)
 }
 
 // delete compares with a rename, which is what the controller's answer waits
 // for, and a removal, which it does afterwards. rename is the first of both.
 func (p *pair) delete(b *testing.B) {
-	var t times
+	var t testkit.Times
 	var renames []time.Duration
 	for b.Loop() {
 		v := p.volume(b, nil)
-		t.cleat(func() { p.deleteVolume(b, v.GetVolumeId()) })
+		t.Cleat(func() { p.deleteVolume(b, v.GetVolumeId()) })
 		p.awaitRemoval(b)
 		image := p.name()
 		testkit.Must(b, rbd.CreateImage(p.io, image, 16*mib, p.options))
-		t.bare(func() {
+		t.Bare(func() {
 			began := time.Now()
 			testkit.Must(b, rbd.GetImage(p.io, image).Rename(image+"-deleted"))
 			renames = append(renames, time.Since(began))
 			testkit.Must(b, rbd.RemoveImage(p.io, image+"-deleted"))
 		})
 	}
-	t.report(b)
-	b.ReportMetric(median(renames), "ms-rename")
-	b.ReportMetric(median(t.ofCleat)/median(renames), "ratio-rename")
+	t.Report(b)
+	b.ReportMetric(testkit.Median(renames), "ms-rename")
+	b.ReportMetric(testkit.Median(t.OfCleat)/testkit.Median(renames), "ratio-rename")
 }
 
 func (p *pair) snapshot(b *testing.B, source, image string) {
-	var t times
+	var t testkit.Times
 	for b.Loop() {
 		var s *spec.CreateSnapshotResponse
 		name := p.name()
-		t.cleat(func() {
+		t.Cleat(func() {
 			s = testkit.Value(p.controller.CreateSnapshot(p.Context(), &spec.CreateSnapshotRequest{Name: name, SourceVolumeId: source}))(b)
 		})
 		testkit.Value(p.controller.DeleteSnapshot(p.Context(), &spec.DeleteSnapshotRequest{SnapshotId: s.GetSnapshot().GetSnapshotId()}))(b)
 		time.Sleep(rest)
-		t.bare(func() {
+		t.Bare(func() {
 			p.open(b, image, func(i *rbd.Image) { testkit.Value(i.CreateSnapshot(name))(b) })
 		})
 		p.open(b, image, func(i *rbd.Image) { testkit.Must(b, i.GetSnapshot(name).Remove()) })
 	}
-	t.report(b)
+	t.Report(b)
 }
 
 // clone compares with a clone of a temporary snapshot, which is removed.
 func (p *pair) clone(b *testing.B, source, image string) {
 	from := &spec.VolumeContentSource{Type: &spec.VolumeContentSource_Volume{Volume: &spec.VolumeContentSource_VolumeSource{VolumeId: source}}}
-	var t times
+	var t testkit.Times
 	for b.Loop() {
 		var v *spec.Volume
-		t.cleat(func() { v = p.volume(b, from) })
+		t.Cleat(func() { v = p.volume(b, from) })
 		p.remove(b, v.GetVolumeId())
 		name := p.name()
-		t.bare(func() {
+		t.Bare(func() {
 			p.open(b, image, func(i *rbd.Image) {
 				snap := testkit.Value(i.CreateSnapshot(name))(b)
 				testkit.Must(b, rbd.CloneImage(p.io, image, name, p.io, name, p.cloning), snap.Remove())
@@ -181,7 +181,7 @@ func (p *pair) clone(b *testing.B, source, image string) {
 		})
 		testkit.Must(b, rbd.RemoveImage(p.io, name))
 	}
-	t.report(b)
+	t.Report(b)
 }
 
 func (p *pair) name() string {
@@ -228,29 +228,4 @@ func (p *pair) open(b *testing.B, image string, change func(*rbd.Image)) {
 	i := testkit.Value(rbd.OpenImage(p.io, image, rbd.NoSnapshot))(b)
 	change(i)
 	testkit.Must(b, i.Close())
-}
-
-// times are of calls of the controller and of librbd.
-type times struct{ ofCleat, ofBare []time.Duration }
-
-func (t *times) cleat(call func()) { t.ofCleat = append(t.ofCleat, timed(call)) }
-func (t *times) bare(call func())  { t.ofBare = append(t.ofBare, timed(call)) }
-
-func timed(call func()) time.Duration {
-	began := time.Now()
-	call()
-	return time.Since(began)
-}
-
-func (t *times) report(b *testing.B) {
-	b.ReportMetric(0, "ns/op") // of both together it means nothing
-	b.ReportMetric(median(t.ofCleat), "ms-p50")
-	b.ReportMetric(median(t.ofBare), "ms-p50-bare")
-	b.ReportMetric(median(t.ofCleat)/median(t.ofBare), "ratio")
-}
-
-// median returns the median in milliseconds.
-func median(all []time.Duration) float64 {
-	all = slices.Sorted(slices.Values(all))
-	return float64(all[len(all)/2].Microseconds()) / 1000
 }

@@ -24,7 +24,7 @@ func BenchmarkDPU(b *testing.B) {
 	s.double(most + spares)
 	ready := s.start() // not in a sub-benchmark: the others need it even if it is not selected
 	b.Run("idle", func(b *testing.B) {
-		report(b, metrics{"start-ms": ms(ready), "MiB-resident": s.resident()})
+		report(b, metrics{"start-ms": ms(ready), "MiB-resident": testkit.Resident(s, s.plugin.Process.Pid)})
 	})
 	have := 0
 	for _, want := range []int{1, 100, most} {
@@ -35,7 +35,7 @@ func BenchmarkDPU(b *testing.B) {
 	b.Run(fmt.Sprintf("start/present=%d", most), func(b *testing.B) {
 		s.stop()
 		ready := s.start()
-		report(b, metrics{"start-ms": ms(ready), "MiB-resident": s.resident()})
+		report(b, metrics{"start-ms": ms(ready), "MiB-resident": testkit.Resident(s, s.plugin.Process.Pid)})
 	})
 	b.Run(fmt.Sprintf("recovery/present=%d", most), func(b *testing.B) { s.recovery(b) })
 }
@@ -158,7 +158,7 @@ func (s *site) recovery(b *testing.B) {
 	for i := range most {
 		testkit.Value(s.client.Get(b.Context(), volumeID(i), ""))(b)
 	}
-	report(b, metrics{"all-back-ms": ms(took), "MiB-resident": s.resident()})
+	report(b, metrics{"all-back-ms": ms(took), "MiB-resident": testkit.Resident(s, s.plugin.Process.Pid)})
 }
 
 // names returns the devices by volume.

@@ -226,20 +226,6 @@ func each[C any](t testing.TB, callers []C, n int, call func(c C, i int) error) 
 	return took
 }
 
-// resident is the plugin's resident memory in MiB.
-func (s *site) resident() float64 {
-	s.Helper()
-	status := testkit.Value(os.ReadFile(fmt.Sprintf("/proc/%d/status", s.plugin.Process.Pid)))(s)
-	for line := range strings.Lines(string(status)) {
-		if kib, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			f := testkit.Value(strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(kib), "kB")), 64))(s)
-			return f / 1024
-		}
-	}
-	s.Fatal("no VmRSS")
-	return 0
-}
-
 // processor returns the processor time that the plugin has used so far.
 func (s *site) processor() time.Duration {
 	s.Helper()

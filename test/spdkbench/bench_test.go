@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -72,10 +71,10 @@ func (s *site) calls(b *testing.B) {
 		for b.Loop() {
 			for i, step := range steps {
 				s.forget()
-				all[i].cleat(step.cleat)
+				all[i].Cleat(step.cleat)
 				all[i].counts = s.counts()
 				if step.bare != nil {
-					all[i].bare(step.bare)
+					all[i].Bare(step.bare)
 				}
 			}
 		}
@@ -120,13 +119,13 @@ func (s *site) comparison(b *testing.B) {
 		await(1)
 		began := time.Now()
 		await(11)
-		t.ofCleat = append(t.ofCleat, time.Since(began)/10)
+		t.OfCleat = append(t.OfCleat, time.Since(began)/10)
 		c, lists := s.counts(), s.target.Counts()[list]
 		t.counts = counts{c.requests / lists, c.views / lists, c.updates / lists}
 	}
 	stop()
 	for range passes {
-		t.bare(func() { testkit.Value(s.bare.Subsystems(context.Background()))(b) })
+		t.Bare(func() { testkit.Value(s.bare.Subsystems(context.Background()))(b) })
 	}
 	var response json.RawMessage
 	testkit.Must(b, s.bare.Call(context.Background(), list, nil, &response))
@@ -163,33 +162,13 @@ func (s *site) bareDelete(lvol string) {
 
 // times are of calls of the controller and of the bare client.
 type times struct {
-	ofCleat, ofBare []time.Duration
-	counts          // of the last call
-}
-
-func (t *times) cleat(call func()) { t.ofCleat = append(t.ofCleat, timed(call)) }
-func (t *times) bare(call func())  { t.ofBare = append(t.ofBare, timed(call)) }
-
-func timed(call func()) time.Duration {
-	began := time.Now()
-	call()
-	return time.Since(began)
+	testkit.Times
+	counts // of the last call
 }
 
 func (t *times) report(b *testing.B) {
-	b.ReportMetric(0, "ns/op") // was measured before
 	b.ReportMetric(float64(t.requests), "requests")
 	b.ReportMetric(float64(t.views), "views")
 	b.ReportMetric(float64(t.updates), "updates")
-	b.ReportMetric(median(t.ofCleat), "ms-p50")
-	if len(t.ofBare) > 0 {
-		b.ReportMetric(median(t.ofBare), "ms-p50-bare")
-		b.ReportMetric(median(t.ofCleat)/median(t.ofBare), "ratio")
-	}
-}
-
-// median returns the median in milliseconds.
-func median(all []time.Duration) float64 {
-	all = slices.Sorted(slices.Values(all))
-	return float64(all[len(all)/2].Microseconds()) / 1000
+	t.Report(b)
 }

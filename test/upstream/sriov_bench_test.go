@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/gate"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // How fast the kubelet's allocatable devices follow the control of the devices:
@@ -246,28 +247,10 @@ func BenchmarkSriovMemory(b *testing.B) {
 				// One scan a second, 60 times the usual rate.
 				rest := time.NewTimer(5 * time.Second)
 				<-rest.C
-				resident = s.server.resident()
+				resident = testkit.Resident(b, s.server.cmd.Process.Pid)
 			}
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(resident, "resident-MiB")
 		})
 	}
-}
-
-func (p *sriovProcess) resident() float64 {
-	p.t.Helper()
-	text, err := os.ReadFile(filepath.Join("/proc", fmt.Sprint(p.cmd.Process.Pid), "status"))
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	for line := range strings.Lines(string(text)) {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			var kib float64
-			if _, err := fmt.Sscan(rest, &kib); err == nil {
-				return kib / 1024
-			}
-		}
-	}
-	p.t.Fatalf("no VmRSS in\n%s", text)
-	return 0
 }
