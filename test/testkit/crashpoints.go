@@ -12,7 +12,7 @@ import (
 
 // CrashPoints returns the names of crash points (internal/crashpoint) in the
 // code of the package under test, or of other directories of the tree ("dpu",
-// "*"), sorted. It fails the test if there are none.
+// "*"), sorted. It fails the test without any.
 func CrashPoints(t testing.TB, dir ...string) []string {
 	t.Helper()
 	hit := regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)

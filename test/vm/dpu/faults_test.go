@@ -142,7 +142,7 @@ func (r rig) diedBusy(version string) {
 	r.Run("sh", "-c", "echo > /run/go")
 	select {
 	case <-p.Done():
-	case <-time.After(2 * patience): // TCP sends again after as long as it had sent in vain
+	case <-time.After(2 * patience): // TCP sends again after as long as it got no answer
 		r.Fatalf("%s: the writer is still blocked", version)
 	}
 	if err := p.Err(); err != nil {
