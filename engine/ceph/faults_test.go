@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/cephconf"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -128,6 +129,47 @@ func TestFullPool(t *testing.T) {
 		_, err := e.Create(testkit.Context(t), request("one more", volume.Source{}))
 		return err
 	})
+}
+
+// Data in another pool than the image is as full as that pool.
+func TestFullDataPool(t *testing.T) {
+	const data = "full-data"
+	testkit.Must(t, shared.CreatePool(data))
+	osd := "profile rbd pool=" + testPool + ", profile rbd pool=" + data
+	key := testkit.Value(shared.User("twopools", "mon", "profile rbd", "mgr", "profile rbd", "osd", osd))(t)
+	config := testConfig(t)
+	config.Credentials = cephconf.Credentials{User: "twopools", Key: key}
+	e := open(t, config)
+	req := request("v", volume.Source{})
+	req.Parameters = map[string]string{keyDataPool: data}
+	v, other := testkit.Value(e.Create(testkit.Context(t), req))(t), create(t, e, "other", volume.Source{})
+	d := openVolume(t, v)
+	testkit.Value(d.WriteAt(make([]byte, 8*mib), 0))(t)
+	testkit.Must(t, d.Sync(), d.Close())
+	testkit.Value(shared.Command("osd", "pool", "set-quota", data, "max_bytes", "1"))(t)
+	defer func() { testkit.Value(shared.Command("osd", "pool", "set-quota", data, "max_bytes", "0"))(t) }()
+	testkit.EventuallyNil(t, "the monitors report it", func() error {
+		out, err := shared.Command("health", "detail")
+		if err == nil && !strings.Contains(out, "pool '"+data+"' is full") {
+			err = errs.Errorf(errs.Unavailable, "health %s", out)
+		}
+		return err
+	})
+	for id, want := range map[volume.ID]string{v.ID: "INACCESSIBLE " + volume.ReasonPoolFull, other.ID: ""} {
+		if got := reasons(testkit.Value(e.VolumeHealth(testkit.Context(t), id))(t)); got != want {
+			t.Errorf("health of volume %s: %q, want %q", id, got, want)
+		}
+	}
+	deleteAll(t, e)
+}
+
+// A file system needs the pool of its metadata as well as those of its data.
+func TestHealthOfMetadataPool(t *testing.T) {
+	e := &FS{Connection: &Connection{pools: []*pool{{name: "meta", id: 3}}}, data: []poolRef{{"data", 4}}}
+	h := testkit.Value(parseHealth([]byte(`{"checks":{"PG_DAMAGED":{"summary":{"message":"Possible data damage"},"detail":[{"message":"pg 3.1 is inconsistent"}]}}}`)))(t)
+	if got := reasons(h.conditions(e.allPools(), "files")); got != "DATA_LOSS "+volume.ReasonDataDamaged {
+		t.Errorf("health with a damaged metadata pool: %q", got)
+	}
 }
 
 // Without metadata servers calls end at their deadlines, and go on later.

@@ -17,7 +17,7 @@ func (e *FS) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condition
 	if !own && !foreign {
 		return nil, noVolume(id)
 	}
-	all, v, err := e.volumeHealth(ctx, e.data, e.name, func(ctx context.Context) (volume.Volume, error) { return e.Get(ctx, id) })
+	all, v, err := e.volumeHealth(ctx, e.allPools(), e.name, func(ctx context.Context) (volume.Volume, error) { return e.Get(ctx, id) })
 	switch p := v.Progress; {
 	case err != nil:
 	case p.Failed != "":
@@ -30,7 +30,12 @@ func (e *FS) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condition
 
 // StorageHealth implements volume.Health.
 func (e *FS) StorageHealth(ctx context.Context) ([]volume.Condition, error) {
-	return e.health(ctx, e.data, e.name)
+	return e.health(ctx, e.allPools(), e.name)
+}
+
+// allPools returns the data pools of the file system and that of its metadata.
+func (e *FS) allPools() []poolRef {
+	return append([]poolRef{{e.pools[0].name, e.pools[0].id}}, e.data...)
 }
 
 // Capacity implements volume.Engine. Quotas reserve nothing: volumes can be

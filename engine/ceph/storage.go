@@ -9,9 +9,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ceph/go-ceph/rbd"
+
 	"github.com/cleatproject/cleat/engine/newvolume"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
 )
 
 // healthTimeout is how long a cluster that answers takes at most.
@@ -30,8 +33,37 @@ func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condi
 			pools = append(pools, poolRef{p.name, p.id})
 		}
 	}
-	all, _, err := e.volumeHealth(ctx, pools, "", func(ctx context.Context) (volume.Volume, error) { return e.Get(ctx, id) })
-	return all, err
+	var data []poolRef
+	all, _, err := e.volumeHealth(ctx, pools, "", func(ctx context.Context) (v volume.Volume, err error) {
+		if v, err = e.Get(ctx, id); err == nil {
+			data, err = e.dataPool(ctx, v)
+		}
+		return v, err
+	})
+	if err != nil || len(data) == 0 {
+		return all, err
+	}
+	return e.health(ctx, append(pools, data...), "")
+}
+
+// dataPool returns the pool with the data of a volume, if it is not the one with
+// its image.
+func (e *Engine) dataPool(ctx context.Context, v volume.Volume) ([]poolRef, error) {
+	at := v.Locator.(access.RBD)
+	p := e.poolNamed(at.Pool)
+	return call(ctx, e.Connection, "read the data pool of volume "+string(v.ID), func() (all []poolRef, err error) {
+		i, err := rbd.OpenImageReadOnly(p.io, at.Image, rbd.NoSnapshot)
+		if err != nil {
+			return nil, explain(err, "open image %s/%s", p.name, at.Image)
+		}
+		defer closeImage(i, &err)
+		id, err := i.GetDataPoolID()
+		if err != nil || id == p.id {
+			return nil, err
+		}
+		name, err := e.rados.GetPoolByID(id)
+		return []poolRef{{name, id}}, explain(err, "look up pool %d, which has the data of volume %s", id, v.ID)
+	})
 }
 
 // volumeHealth returns the conditions of the cluster and of one volume, which it
