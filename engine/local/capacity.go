@@ -286,7 +286,7 @@ func (e *Engine) Capacity(ctx context.Context, query volume.CapacityQuery) (volu
 	if err != nil {
 		return volume.Capacity{}, err
 	}
-	if e.writable(ctx) != nil {
+	if e.writable(ctx) != nil || e.isFull(ctx) {
 		return volume.Capacity{Minimum: minimum}, nil
 	}
 	s, err := e.measured(e.budget.stale())

@@ -83,6 +83,21 @@ func TestFullPool(t *testing.T) {
 	}
 }
 
+// A pool with bytes and without inodes offers no space.
+func TestPoolWithoutInodes(t *testing.T) {
+	dir := scratchfs.Mount(t, "ext4", "-N", "64")
+	e := open(t, fullConfig(dir))
+	exhaustInodes(t, dir)
+	testkit.EventuallyNil(t, "a pool without inodes offers no space and says so", func() error {
+		c, err := e.Capacity(t.Context(), volume.CapacityQuery{Content: volume.Raw})
+		all, health := e.StorageHealth(t.Context())
+		if c.Available != 0 || len(all) != 1 || all[0].Reason != volume.ReasonPoolNearlyFull {
+			return errs.Errorf(errs.Exhausted, "capacity %+v (%v), health %+v (%v)", c, err, all, health)
+		}
+		return errors.Join(err, health)
+	})
+}
+
 // unplacedVolume leaves the file of a volume as after a kill before its rename.
 // btrfs without metadata cannot rename it.
 func unplacedVolume(t testing.TB, e *Engine) volume.ID {

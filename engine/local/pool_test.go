@@ -245,16 +245,20 @@ func TestHeartbeat(t *testing.T) {
 func TestFailureOfThePool(t *testing.T) {
 	e := open(t, Config{Pool: t.TempDir()})
 	for _, c := range []struct {
-		answer error
-		reason string
-	}{{nil, ""}, {unix.EIO, volume.ReasonPoolFailed}, {unix.EROFS, volume.ReasonPoolFailed}, {unix.ENOSPC, ""}} {
+		answer   error
+		reason   string
+		severity volume.Severity
+	}{
+		{nil, "", ""}, {unix.EIO, volume.ReasonPoolFailed, volume.Inaccessible}, {unix.EROFS, volume.ReasonPoolFailed, volume.Inaccessible},
+		{unix.ENOSPC, volume.ReasonPoolNearlyFull, volume.Degraded},
+	} {
 		e.heart = heartbeat{write: func() error { return c.answer }}
 		all := testkit.Value(e.StorageHealth(t.Context()))(t)
 		switch {
 		case c.reason == "" && len(all) > 0:
 			t.Errorf("%v: %v", c.answer, all)
-		case c.reason != "" && (len(all) != 1 || all[0].Reason != c.reason || all[0].Severity != volume.Inaccessible):
-			t.Errorf("%v: %v, want %s", c.answer, all, c.reason)
+		case c.reason != "" && (len(all) != 1 || all[0].Reason != c.reason || all[0].Severity != c.severity):
+			t.Errorf("%v: %v, want %s %s", c.answer, all, c.severity, c.reason)
 		}
 	}
 }
