@@ -78,7 +78,7 @@ func (e *Engine) poolHealth(ctx context.Context, needsSpace bool) ([]volume.Cond
 	case !needsSpace:
 	case e.isFull(ctx):
 		all = append(all, volume.NewCondition(volume.Degraded, volume.ReasonPoolNearlyFull,
-			fmt.Sprintf("%s has no room for another file, with %d of %d bytes left: its file system lacks bytes or inodes", e.pool.path, s.free, s.total)))
+			fmt.Sprintf("%s has no space for another file, with %d of %d bytes left: its file system lacks bytes or inodes", e.pool.path, s.free, s.total)))
 	case s.nearlyFull():
 		all = append(all, volume.NewCondition(volume.Degraded, volume.ReasonPoolNearlyFull,
 			fmt.Sprintf("%s has %d of %d bytes left; writes to thin volumes fail when it is full", e.pool.path, s.free, s.total)))

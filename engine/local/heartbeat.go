@@ -104,7 +104,7 @@ func (e *Engine) failure(ctx context.Context) volume.Condition {
 	return volume.NewCondition(volume.Inaccessible, volume.ReasonPoolFailed, what)
 }
 
-// isFull reports whether the pool has no room for another file. It can lack inodes
+// isFull reports whether the pool has no space for another file. It can lack inodes
 // while it has bytes.
 func (e *Engine) isFull(ctx context.Context) bool {
 	_, err := e.heart.beat(ctx, &e.running)
