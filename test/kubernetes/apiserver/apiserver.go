@@ -10,6 +10,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -136,7 +137,8 @@ func (s *Server) Client(account string) (dynamic.Interface, error) {
 	return dynamic.NewForConfig(s.Config(account))
 }
 
-// Kubeconfig writes a kubeconfig of an account and returns its path.
+// Kubeconfig writes a kubeconfig of an account and returns its path. A process that
+// reads it meanwhile has the whole file of this or of an earlier call.
 func (s *Server) Kubeconfig(account string) (string, error) {
 	path := s.path("kubeconfig-" + strings.ReplaceAll(account, ":", "-"))
 	text := fmt.Sprintf(`apiVersion: v1
@@ -146,7 +148,15 @@ clusters: [{name: test, cluster: {server: "https://%s", certificate-authority: %
 contexts: [{name: test, context: {cluster: test, user: test}}]
 users: [{name: test, user: {token: %q}}]
 `, address, s.path("certs/apiserver.crt"), s.Config(account).BearerToken)
-	return path, os.WriteFile(path, []byte(text), 0o600)
+	unfinished, err := os.CreateTemp(s.Dir, "kubeconfig")
+	if err != nil {
+		return "", err
+	}
+	_, err = unfinished.WriteString(text)
+	if err = errors.Join(err, unfinished.Close()); err != nil {
+		return "", err
+	}
+	return path, os.Rename(unfinished.Name(), path)
 }
 
 func tokenOf(account string) string { return strings.ReplaceAll(account, ":", "-") + "-token" }
