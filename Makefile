@@ -40,8 +40,8 @@ test: ## install missing packages and run every test that needs only this machin
 	@scripts/need go root filesystems race fence ovs image site
 	scripts/test $(PARTS)
 
-test-ceph: ## install Ceph's packages and test its volumes in a cluster that the tests start
-	@scripts/need go root race ceph image
+test-ceph: ## install missing packages and test Ceph volumes, and takeovers of their nodes, in clusters that the tests start
+	@scripts/need go root race ceph image kubernetes
 	scripts/test ceph
 
 test-spdk: ## test SPDK volumes against the SPDK process behind CLEAT_SPDK_SOCKET, or that CLEAT_SPDK_PROGRAM starts

@@ -21,47 +21,76 @@ import (
 
 const nvmeCluster = "east"
 
-// driverSite is a site whose storage is an SPDK target and whose backend is the
-// controller of its volumes, as the chart starts it.
+// driverSite is a site whose backend is the controller of its volumes, as the chart
+// starts it.
 type driverSite struct {
 	*site
-	dir      string
-	network  *spdktest.Network
-	target   *spdkrig.Target
-	volume   *csi.Volume
-	process  *driver.Process
-	lostHost *host // of write
+	dir     string
+	engine  []string // flags of the engine
+	volume  *csi.Volume
+	process *driver.Process
 }
 
 func newDriverSite(t testing.TB) *driverSite {
 	t.Helper()
-	s := &driverSite{site: newSiteWithoutStorage(t), dir: testkit.Dir(t), network: spdktest.NewNetwork(nil)}
-	s.target = spdkrig.NewTarget(t, s.network, 1024)
+	s := &driverSite{site: newSiteWithoutStorage(t), dir: testkit.Dir(t)}
 	s.endpoint = fmt.Sprintf("127.0.0.1:%d", 20000+s.number)
 	s.coverBy("own", "")
 	return s
 }
 
-// restart starts the controller of the volumes; one that runs is killed before.
-func (s *driverSite) restart() {
+// spdkSite is a driverSite whose storage is an SPDK target.
+type spdkSite struct {
+	*driverSite
+	network  *spdktest.Network
+	target   *spdkrig.Target
+	lostHost *host // of write
+}
+
+func newSPDKSite(t testing.TB) *spdkSite {
+	t.Helper()
+	s := &spdkSite{driverSite: newDriverSite(t), network: spdktest.NewNetwork(nil)}
+	s.target = spdkrig.NewTarget(t, s.network, 1024)
+	s.engine = []string{
+		"--engine", "spdk", "--cluster-id", nvmeCluster, "--spdk-config", s.target.Config,
+		"--spdk-state", "configmap:" + namespace + "/" + s.name, "--spdk-kubeconfig", testkit.Value(api.Kubeconfig(""))(t), // where the chart has it
+	}
+	return s
+}
+
+// restart implements place, with the controller of the volumes.
+func (s *driverSite) restart(crashPoint ...string) {
 	s.t.Helper()
 	if s.process != nil {
 		testkit.Must(s.t, s.process.Kill())
+		s.process = nil
 	}
-	p := testkit.Value(driver.Launch(s.t.Context(), cleat, s.dir, "controller", nil, s.flags(s.endpoint)...))(s.t)
+	p, err := driver.Launch(s.t.Context(), s.program, s.dir, "controller", crashAt(crashPoint), s.flags(s.endpoint)...)
+	if err != nil && len(crashPoint) > 0 {
+		return // it was killed during its start
+	}
+	testkit.Must(s.t, err)
 	s.t.Cleanup(func() { _ = p.Kill() })
 	s.process = p
 }
 
-// flags are those of the chart for a controller, whose state is in the API server.
+// flags are those of the chart for a controller.
 func (s *driverSite) flags(listen string) []string {
 	host, _, _ := net.SplitHostPort(listen)
 	f := s.authority.Files(s.t, nil, host)
-	return []string{
-		"--engine", "spdk", "--services", "controller", "--driver-name", "net.example.com", "--cluster-id", nvmeCluster, "--node-id", "controller",
-		"--spdk-config", s.target.Config, "--spdk-state", "configmap:" + namespace + "/" + s.name, "--spdk-kubeconfig", testkit.Value(api.Kubeconfig(""))(s.t),
-		"--fence-listen", listen, "--fence-tls-cert", f.Cert, "--fence-tls-key", f.Key, "--fence-tls-ca", f.CA, "--fence-check-interval", "200ms", "--log-format", "text",
-	}
+	return append([]string{
+		"--services", "controller", "--driver-name", "net.example.com", "--node-id", "controller", "--fence-listen", listen,
+		"--fence-tls-cert", f.Cert, "--fence-tls-key", f.Key, "--fence-tls-ca", f.CA, "--fence-check-interval", "200ms", "--log-format", "text",
+	}, s.engine...)
+}
+
+// prepare starts the controller of the volumes, and publishes one to the lost node.
+func (s *driverSite) prepare() {
+	s.t.Helper()
+	s.restart()
+	c := csi.NewControllerClient(s.process.Conn)
+	s.create(c)
+	testkit.Must(s.t, s.publish(c, "lost"))
 }
 
 func writerCapability() *csi.VolumeCapability {
@@ -101,7 +130,7 @@ func (s *driverSite) unpublish(c csi.ControllerClient, node string) {
 	testkit.Must(s.t, err)
 }
 
-func (s *driverSite) connect(node string) (*spdktest.Session, error) {
+func (s *spdkSite) connect(node string) (*spdktest.Session, error) {
 	address := s.lostAddr
 	if node == "healthy" {
 		address = address.Next()
@@ -116,7 +145,7 @@ type host struct {
 	stop func()
 }
 
-func (s *driverSite) host(node string) *host {
+func (s *spdkSite) host(node string) *host {
 	s.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -157,25 +186,22 @@ func (h *host) seen() time.Time {
 // write starts the controller of the volumes and a host on the lost node, and returns
 // when the last command of the host began that the target accepted: as long as it is
 // connected.
-func (s *driverSite) write() (accepted func() time.Time) {
+func (s *spdkSite) write() (accepted func() time.Time) {
 	s.t.Helper()
-	s.restart()
-	c := csi.NewControllerClient(s.process.Conn)
-	s.create(c)
-	testkit.Must(s.t, s.publish(c, "lost"))
+	s.prepare()
 	s.lostHost = s.host("lost")
 	return s.lostHost.seen
 }
 
 // reboot also ends the host's connection.
-func (s *driverSite) reboot() {
+func (s *spdkSite) reboot() {
 	s.t.Helper()
 	s.lostHost.stop()
 	s.site.reboot()
 }
 
 // checkReturned fails unless node and storage are as before the takeover.
-func (s *driverSite) checkReturned() {
+func (s *spdkSite) checkReturned() {
 	s.t.Helper()
 	s.checkNode()
 	testkit.Must(s.t, s.publish(csi.NewControllerClient(s.process.Conn), "lost"))
@@ -186,7 +212,7 @@ func (s *driverSite) checkReturned() {
 // host is connected no more when the certificate is written, the volume moves to another
 // node when its attacher is called, and the fence is lifted after the reboot.
 func TestControllerOfSPDK(t *testing.T) {
-	s := newDriverSite(t)
+	s := newSPDKSite(t)
 	p := driver.Start(t, cleat, s.dir, "controller", s.flags(s.endpoint)...)
 	c := csi.NewControllerClient(p.Conn)
 	s.create(c)

@@ -5,10 +5,12 @@ package takeover
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/cleatproject/cleat/internal/linux/kernelcall"
@@ -42,16 +44,21 @@ func TestMain(m *testing.M) {
 	}
 	rig.Main(withAPI{m}, map[string]func() int{storage.RecordRole: storage.ServeRecords}, func() error {
 		cleat = filepath.Join(os.TempDir(), "cleat")
-		return testkit.BuildTo(context.Background(), cleat, testkit.Cleat, "-tags", "crashpoints")
+		return testkit.BuildTo(context.Background(), cleat, testkit.Cleat, "-tags", tags)
 	})
 }
 
-// withAPI runs the tests while the API server runs.
+// withAPI runs the tests while the API server and, with the tag ceph, a Ceph cluster run.
 type withAPI struct{ *testing.M }
 
 func (w withAPI) Run() int {
-	ctx, dir := context.Background(), filepath.Join(os.TempDir(), "api")
-	err := os.Mkdir(dir, 0o700)
+	ctx, dir, cluster := context.Background(), filepath.Join(os.TempDir(), "api"), filepath.Join(os.TempDir(), "c")
+	err := errors.Join(os.Mkdir(dir, 0o700), os.Mkdir(cluster, 0o700))
+	var starting sync.WaitGroup
+	var stop func()
+	var cephErr error
+	starting.Go(func() { stop, cephErr = startCeph(cluster) })
+	defer func() { stop() }()
 	if err == nil {
 		api, err = apiserver.Start(ctx, dir, account, healthCheckAccount)
 	}
@@ -59,7 +66,8 @@ func (w withAPI) Run() int {
 		defer api.Stop()
 		err = install(ctx)
 	}
-	if err != nil {
+	starting.Wait()
+	if err = errors.Join(err, cephErr); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

@@ -91,7 +91,7 @@ func (s *driverSite) holder() string {
 // or ends, and what had hung changes nothing when it continues, with a call that it had
 // got before.
 func TestReplicasOfController(t *testing.T) {
-	s := newDriverSite(t)
+	s := newSPDKSite(t)
 	a := s.replica("a", "127.0.0.1")
 	a.awaitServing(t)
 	b := s.replica("b", "127.0.0.2")

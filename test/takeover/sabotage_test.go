@@ -9,12 +9,14 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// sabotages are controllers with a step omitted, and what the judge of histories
-// must say of them.
-var sabotages = []struct {
+type sabotage struct {
 	name, symptom string
 	left          workload.Replacement
-}{
+}
+
+// sabotages are controllers with a step omitted, and what the judge of histories
+// must say of them.
+var sabotages = []sabotage{
 	{"fences are not asked for or read back", "after the certificate", workload.Replacement{
 		File: "takeover/plan/next.go",
 		Old:  "if found && read.Err == \"\" && read.Intent == intent.Digest && contains(read.Held, t.Addresses) {",
@@ -29,25 +31,29 @@ var sabotages = []struct {
 
 func TestSabotageTurnsRed(t *testing.T) {
 	for _, c := range soak.Pick(1, sabotages) {
-		t.Run(c.name, func(t *testing.T) {
-			program := workload.BuildWith(t, c.left)
-			for _, kind := range kinds {
-				testkit.MustFail(t, c.symptom, func(t testing.TB) {
-					p := kind.make(t)
-					s := p.common()
-					s.program = program
-					h, accepted := s.watch(), p.write()
-					s.controller()
-					testkit.Value(s.run("start"))(t)
-					s.awaitReason("TakenOver")
-					taken, tick := time.Now(), time.NewTicker(10*time.Millisecond)
-					defer tick.Stop()
-					for !accepted().After(taken) && time.Since(taken) < 5*time.Second { // never if it is fenced
-						<-tick.C
-					}
-					s.judge(h, accepted())
-				})
+		t.Run(c.name, func(t *testing.T) { c.turnsRed(t, kinds) })
+	}
+}
+
+// turnsRed fails unless the judge finds the omission with places of these kinds.
+func (c sabotage) turnsRed(t *testing.T, of []kind) {
+	t.Helper()
+	program := testkit.Build(t, testkit.Cleat, "-tags", tags, workload.Overlay(t, c.left))
+	for _, kind := range of {
+		testkit.MustFail(t, c.symptom, func(t testing.TB) {
+			p := kind.make(t)
+			s := p.common()
+			s.program = program
+			h, accepted := s.watch(), p.write()
+			s.controller()
+			testkit.Value(s.run("start"))(t)
+			s.awaitReason("TakenOver")
+			taken, tick := time.Now(), time.NewTicker(10*time.Millisecond)
+			defer tick.Stop()
+			for !accepted().After(taken) && time.Since(taken) < 5*time.Second { // never if it is fenced
+				<-tick.C
 			}
+			s.judge(h, accepted())
 		})
 	}
 }

@@ -62,7 +62,8 @@ type site struct {
 	endpoint  string // of the fence service, for controllers
 	coverage  string // file
 	// Of controllers that start from now on.
-	program, kubeconfig, leaseDuration string
+	program, kubeconfig string
+	leaseDuration       time.Duration
 }
 
 func newSite(t testing.TB) *site {
@@ -90,7 +91,7 @@ func newSiteWithoutStorage(t testing.TB) *site {
 	s := &site{
 		t: t, client: testkit.Value(api.Client(""))(t), number: number, name: fmt.Sprintf("s%d", number), namespace: namespace, authority: testkit.NewAuthority(t, "fencing"),
 		lostAddr: netip.AddrFrom4([4]byte{10, 9, byte(number / 100), byte(2*(number%100) + 10)}), coverage: filepath.Join(testkit.Dir(t), "coverage.yaml"),
-		program: cleat, kubeconfig: testkit.Value(api.Kubeconfig(account))(t), leaseDuration: "1s",
+		program: cleat, kubeconfig: testkit.Value(api.Kubeconfig(account))(t), leaseDuration: time.Second,
 	}
 	s.createNodes(s.name, s.lostAddr)
 	return s
@@ -121,18 +122,30 @@ func (s *site) isolate() {
 	})
 }
 
-func (s *site) serve() {
+// serve starts the fence service, and with a crash point does not wait until it is ready.
+func (s *site) serve(crashPoint ...string) {
 	s.t.Helper()
-	s.service = testkit.Value(serve.Launch(s.t.Context(), s.machine, cleat, nil, append(tlsFlags(s.authority.Files(s.t, nil, "127.0.0.1")),
-		"--ports", fmt.Sprint(port), "--check-interval", "200ms", "--listen", fmt.Sprintf(":%d", fencePort))...))(s.t)
-	s.t.Cleanup(func() { _ = s.service.Close() })
+	flags := append(tlsFlags(s.authority.Files(s.t, nil, "127.0.0.1")),
+		"--ports", fmt.Sprint(port), "--check-interval", "200ms", "--listen", fmt.Sprintf(":%d", fencePort))
+	service, err := serve.Begin(s.machine, cleat, crashAt(crashPoint), flags...)
+	testkit.Must(s.t, err)
+	s.service = service
+	s.t.Cleanup(func() { _ = service.Close() })
+	if len(crashPoint) == 0 {
+		testkit.Must(s.t, service.Ready(s.t.Context()))
+	}
 }
 
-// restart kills the fence service and starts it again.
-func (s *site) restart() {
+// restart implements place.
+func (s *site) restart(crashPoint ...string) {
 	s.t.Helper()
 	testkit.Must(s.t, s.service.Kill())
-	s.serve()
+	s.serve(crashPoint...)
+}
+
+// crashAt returns the environment of a process that is killed at these points.
+func crashAt(points []string) []string {
+	return []string{"CLEAT_CRASHPOINT=" + strings.Join(points, ",")}
 }
 
 func tlsFlags(f mutualtls.Files) []string {
@@ -261,7 +274,7 @@ func (s *site) writer(id uint64) *storage.Writer {
 // controller starts cleat takeover with more environment.
 func (s *site) controller(env ...string) *testkit.Process {
 	s.t.Helper()
-	args := append(tlsFlags(s.authority.Files(s.t, nil, "takeover")), "--coverage", s.coverage, "--namespace", s.namespace, "--lease-duration", s.leaseDuration,
+	args := append(tlsFlags(s.authority.Files(s.t, nil, "takeover")), "--coverage", s.coverage, "--namespace", s.namespace, "--lease-duration", s.leaseDuration.String(),
 		"--kubeconfig", s.kubeconfig, "--log-level", "debug", "--log-format", "text")
 	cmd := exec.Command(s.program, append([]string{"takeover"}, args...)...)
 	cmd.Env = append(os.Environ(), env...)

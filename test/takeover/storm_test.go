@@ -36,7 +36,7 @@ func TestManyNodesLost(t *testing.T) {
 		s.createNodes(name, netip.AddrFrom4([4]byte{10, 9, 200, byte(2*i + 1)}))
 		names = append(names, name+"-lost")
 	}
-	s.leaseDuration = "15s" // as it is by default: all of them are work for one leader
+	s.leaseDuration = 15 * time.Second // as it is by default: all of them are work for one leader
 	p, progress := s.proxied(), s.watchProgress()
 	for _, node := range names {
 		testkit.Value(takeover.Start(t.Context(), s.client, namespace, node))(t)
