@@ -3,7 +3,6 @@ package kubernetes
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/http/httptest"
@@ -39,6 +38,7 @@ csi:
   metricsPort: 29822
   nvme: {clusterID: ` + spdkClusterID + `}
   snapshots: {enabled: true}
+  controller: {replicaCount: 2}
   spdk: {topologyLabels: [` + corev1.LabelTopologyZone + `]}
   storageClasses:
   - {name: spdk, fsType: ext4, volumeBindingMode: Immediate}
@@ -50,12 +50,14 @@ csi:
 // spdkCase is a release for volumes of an SPDK target, and its target.
 type spdkCase struct {
 	*space
-	target *rig.Target
+	target   *rig.Target
+	survived []string // claims that were created while their controller failed
 }
 
 // TestSPDK: volumes of a double of SPDK, through its HTTP proxy and the real
-// sidecars. The double serves no NVMe/TCP, nor has the kernel of the test machines
-// an initiator: the pod's volume is attached, and the node cannot connect.
+// sidecars, with two replicas of the controller. The double serves no NVMe/TCP, nor
+// has the kernel of the test machines an initiator: the pod's volume is attached, and
+// the node cannot connect.
 func TestSPDK(t *testing.T) {
 	t.Parallel()
 	target := rig.NewTarget(t, spdktest.NewNetwork(nil), 4096)
@@ -200,7 +202,7 @@ func (c *spdkCase) limited(claim string, want int) {
 }
 
 // attach: the target admits the node of the volume's pod, and no other host. The
-// grant survives the controller's pod and the exports of the target.
+// grant survives the controller that gave it and the exports of the target.
 func (c *spdkCase) attach() {
 	c.Helper()
 	if id := c.nodeID(spdkDriver); id != "node-1@10.99.0.1" {
@@ -214,7 +216,7 @@ func (c *spdkCase) attach() {
 	c.admits("source")
 	a := c.target.Address()
 	c.event("user", "cannot be reached: dial tcp "+net.JoinHostPort(a.Host, a.Port))
-	c.replaceController()
+	c.failOvers()
 	c.target.Restart(c)
 	c.admits("used", host)
 	c.admits("source")
@@ -222,30 +224,14 @@ func (c *spdkCase) attach() {
 	c.admits("used")
 }
 
-// replaceController deletes the controller's pod while it creates a volume. Its
-// successor has nothing of it but the ConfigMap, and completes the creation.
-func (c *spdkCase) replaceController() {
-	c.Helper()
-	const call = "nvmf_create_subsystem"
-	c.noDenials(spdkRelease, "Starting CSI attacher")
-	calls := c.target.Process.Counts()[call]
-	c.target.Process.Inject(spdktest.Fault{Method: call, Times: 1, Then: spdktest.Silence})
-	c.claim("interrupted", claim{class: "spdk", size: "64Mi", block: true})
-	c.until("the creation of an export", func(context.Context) error {
-		if c.target.Process.Counts()[call] == calls {
-			return errors.New("no call of " + call)
-		}
-		return nil
-	})
-	testkit.Value(testCluster.Kubectl(c.Context(), "", "-n", system, "delete", "pod", "--grace-period=1", "--wait",
-		"-l", "app.kubernetes.io/instance="+spdkRelease.name+",app.kubernetes.io/component=csi-controller"))(c)
-	c.created("interrupted", "64Mi")
-}
-
 // deleteAll deletes the source before what was made from it. Nothing is left.
 func (c *spdkCase) deleteAll() {
 	c.Helper()
-	for _, name := range []string{"pvc/source", "volumesnapshot/snap", "pvc/restored", "pvc/used", "pvc/interrupted"} {
+	names := []string{"pvc/source", "volumesnapshot/snap", "pvc/restored", "pvc/used"}
+	for _, name := range c.survived {
+		names = append(names, "pvc/"+name, "volumesnapshot/"+name)
+	}
+	for _, name := range names {
 		c.kubectl("delete", name, "--wait", "--timeout=2m")
 	}
 	c.until("an empty target", func(context.Context) error {
