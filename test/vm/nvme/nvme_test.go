@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/internal/linux/kernelcall"
+	"github.com/cleatproject/cleat/test/features"
 	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
@@ -34,11 +35,12 @@ func programs(names ...string) (all []string) {
 	return all
 }
 
-// build builds static programs; cleat has crash points.
+// build builds static programs; cleat has crash points, as has that of the build before.
 func build(ctx context.Context) error {
 	return errors.Join(
 		testkit.BuildTo(ctx, filepath.Join(built, "suite"), testkit.Suite),
 		testkit.BuildTo(ctx, filepath.Join(built, "cleat"), testkit.Cleat, "-tags", "crashpoints"),
+		features.BuildPreviousRemoteTo(ctx, filepath.Join(built, previous), "crashpoints"),
 		testkit.BuildTo(ctx, filepath.Join(built, "writer"), "./test/vm/pair/writer"),
 	)
 }
@@ -80,17 +82,22 @@ type subtest struct {
 }
 
 func all() []subtest {
-	return []subtest{
+	all := []subtest{
 		{"neighbours", (*rig).testNeighbours, image.Stable},
 		{"keys", (*rig).testKeys, ""},
 		{"tls", (*rig).testTLS, ""},
 		{"paths", (*rig).testPaths, image.Backports},
 		{"modes", (*rig).testModes, image.Stable},
 		{"lost state", (*rig).testLostState, image.Stable},
+		{"upgrade of spdk", (*rig).testUpgradeOfSPDK, image.Backports},
 		{"kills", (*rig).testKills, image.Backports},
 		{"sabotage", (*rig).testSabotage, image.Backports},
 		{"sanity", (*rig).testSanity, image.Stable},
 	}
+	if soak.Enabled { // the attacher is that of spdk
+		all = append(all, subtest{"upgrade of none", (*rig).testUpgradeOfNone, ""})
+	}
+	return all
 }
 
 func (r *rig) tests(t *testing.T, all ...subtest) {
