@@ -41,7 +41,7 @@ func TestMap(t *testing.T) {
 	k := m.Kernel()
 	id := m.Create("p/ns/i", size)
 	s := spec()
-	s.Namespace, s.QueueDepth = "ns", 64
+	s.Namespace = "ns"
 	s.Monitors = append(s.Monitors, netip.MustParseAddrPort("[2001:db8::1]:3300"), netip.AddrPortFrom(netip.MustParseAddr("2001:db8::2"), 0))
 	d := testkit.Value(k.Map(t.Context(), s))(t)
 	want := krbd.Device{
@@ -51,7 +51,7 @@ func TestMap(t *testing.T) {
 	}
 	want.InFlight, want.Completed = d.InFlight, d.Completed
 	testkit.Diff(t, "the device", want, d)
-	line := "192.0.2.1:6789,[2001:db8::1]:3300,[2001:db8::2] name=node,key=" + d.Key + ",noshare,ms_mode=prefer-crc,queue_depth=64,_pool_ns=ns p i -"
+	line := "192.0.2.1:6789,[2001:db8::1]:3300,[2001:db8::2] name=node,key=" + d.Key + ",noshare,ms_mode=prefer-crc,_pool_ns=ns p i -"
 	if diff := cmp.Diff([]string{line}, m.Lines()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
@@ -118,7 +118,6 @@ func TestMapRefuses(t *testing.T) {
 		"zone":                    func(s *krbd.Spec) { s.Monitors = []netip.AddrPort{netip.MustParseAddrPort("[fe80::1%eth0]:1")} },
 		"no key":                  func(s *krbd.Spec) { s.Secret = "" },
 		"not a key":               func(s *krbd.Spec) { s.Secret = "plain text" },
-		"queue depth":             func(s *krbd.Spec) { s.QueueDepth = -1 },
 	} {
 		s := spec()
 		change(&s)

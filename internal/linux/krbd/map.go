@@ -21,16 +21,11 @@ type Spec struct {
 	Owner                  string
 	Pool, Namespace, Image string
 	ReadOnly               bool
-	// QueueDepth is the number of requests in flight; 0: the kernel's default.
-	QueueDepth int
 }
 
 // line returns the line for add_single_major.
 func (s Spec) line(key string) string {
 	options := s.Options(key)
-	if s.QueueDepth > 0 {
-		options += fmt.Sprintf(",queue_depth=%d", s.QueueDepth)
-	}
 	if s.Namespace != "" {
 		options += ",_pool_ns=" + s.Namespace
 	}
@@ -63,9 +58,6 @@ func (s Spec) check() error {
 	}
 	if s.Owner == "" || strings.ContainsFunc(s.Owner, func(r rune) bool { return r <= ' ' || r == 0x7f || r == ',' || r == 0xfffd }) {
 		return errs.Errorf(errs.Internal, "the owner %s is not one word without commas", errs.Quote(s.Owner))
-	}
-	if s.QueueDepth < 0 || s.QueueDepth > 4096 {
-		return errs.Errorf(errs.Invalid, "queue depth %d is not in the range 0 to 4096", s.QueueDepth)
 	}
 	return nil
 }
