@@ -153,7 +153,7 @@ func TestWhatIsLogged(t *testing.T) {
 					r.watch(t.Context())
 				}
 				// The peer has the response before the line is logged.
-				testkit.Must(t, r.server.awaitIdle(t.Context()))
+				r.awaitIdle()
 				var got []string
 				for _, line := range r.lines() {
 					word := fmt.Sprint(line["level"])
@@ -185,7 +185,7 @@ func TestMetricsAreSharedAndCount(t *testing.T) {
 	r.service.answer = func(context.Context) error { return errNotFound }
 	_ = r.check(t.Context())
 	r.watch(t.Context())
-	testkit.Must(t, r.server.awaitIdle(t.Context()))
+	r.awaitIdle()
 	for _, c := range []struct {
 		name   string
 		labels []string

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
@@ -116,15 +115,7 @@ func (r *rig) watch(ctx context.Context) (first, last error) {
 }
 
 // awaitIdle waits until no call is in flight.
-func (s *GRPC) awaitIdle(ctx context.Context) error {
-	ticker := time.NewTicker(time.Millisecond)
-	defer ticker.Stop()
-	for s.running.Load() != 0 {
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	return nil
+func (r *rig) awaitIdle() {
+	r.t.Helper()
+	testkit.Eventually(r.t, "no call is in flight", func() bool { return r.server.running.Load() == 0 })
 }

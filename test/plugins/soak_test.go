@@ -243,19 +243,14 @@ func (c *crowd) breathe() {
 // atRest waits until handler, host and directory agree.
 func atRest(t *testing.T, host *watch.Host, h *handler, c *crowd) {
 	t.Helper()
-	late := time.After(3 * time.Minute)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		differ := disagree(host, h, c)
-		if differ == "" {
-			return
+	err := testkit.Poll(3*time.Minute, nil, func() error {
+		if differ := disagree(host, h, c); differ != "" {
+			return errors.New(differ)
 		}
-		select {
-		case <-tick.C:
-		case <-late:
-			t.Fatalf("three minutes after the last change: %s\n%s", differ, explain(host, h, c))
-		}
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("three minutes after the last change: %v\n%s", err, explain(host, h, c))
 	}
 }
 
