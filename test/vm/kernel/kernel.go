@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 )
 
@@ -112,16 +113,13 @@ func (k *Kernel) Names(dir string) []string {
 // Await polls until the condition is true.
 func (k *Kernel) Await(what string, so func() bool) {
 	k.Helper()
-	deadline := time.After(waitTimeout)
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for !so() {
-		select {
-		case <-tick.C:
-		case <-k.Guest.Done():
-			k.Fatalf("the guest ended while waiting for: %s", what)
-		case <-deadline:
-			k.Fatalf("timed out after %v waiting for: %s", waitTimeout, what)
+	err := testkit.Poll(waitTimeout, k.Guest.Done(), func() error {
+		if !so() {
+			return errors.New("not yet")
 		}
+		return nil
+	})
+	if err != nil {
+		k.Fatalf("the guest ended, or %v passed, while waiting for: %s", waitTimeout, what)
 	}
 }

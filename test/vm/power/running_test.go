@@ -13,10 +13,9 @@ import (
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/cleatproject/cleat/test/crash/workload"
+	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 )
 
@@ -65,28 +64,21 @@ func (r *running) connect(ctx context.Context) error {
 	const bound = 3 * time.Minute
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
-	quick := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.2, MaxDelay: 200 * time.Millisecond}, MinConnectTimeout: 20 * time.Second}
 	var err error
-	r.conn, err = grpc.NewClient("passthrough:///csi", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(quick),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return r.guest.Dial(ctx, "unix", csiSocket) }))
-	if err != nil {
+	if r.conn, err = r.guest.Connect(csiSocket); err != nil {
 		return err
 	}
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	err = testkit.Poll(bound, r.done, func() error {
 		answer, err := csi.NewIdentityClient(r.conn).Probe(ctx, &csi.ProbeRequest{})
-		if err == nil && (answer.GetReady() == nil || answer.GetReady().GetValue()) {
-			return nil
+		if err == nil && answer.GetReady() != nil && !answer.GetReady().GetValue() {
+			err = errors.New("not ready")
 		}
-		select {
-		case <-r.done:
-			return errors.Join(errors.New("cleat csi exited before it was ready"), err)
-		case <-ctx.Done():
-			return errors.Join(errors.New("cleat csi was not ready in time"), err)
-		case <-tick.C:
-		}
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("cleat csi exited or was not ready in time: %w", err)
 	}
+	return err
 }
 
 // Conn implements workload.Driver.

@@ -12,8 +12,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
+	"fmt"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/image"
@@ -36,20 +36,12 @@ func run(t *testing.T, g *vm.Guest, argv ...string) string {
 // eventually runs a program until its output is want.
 func eventually(t *testing.T, g *vm.Guest, want string, argv ...string) {
 	t.Helper()
-	deadline := time.After(time.Minute)
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		got := run(t, g, argv...)
-		if got == want {
-			return
+	testkit.EventuallyNil(t, fmt.Sprint(argv), func() error {
+		if got := run(t, g, argv...); got != want {
+			return fmt.Errorf("output %q, want %q", got, want)
 		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("%v got output %q, want %q", argv, got, want)
-		}
-	}
+		return nil
+	})
 }
 
 // TestGuest boots one guest for all subtests, and again to verify that its disk
