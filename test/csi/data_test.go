@@ -2,13 +2,11 @@ package csi_test
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"io"
 	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -94,11 +92,4 @@ func sumOf(t testing.TB, path string) string {
 	h := sha256.New()
 	testkit.Value(io.Copy(h, f))(t)
 	return string(h.Sum(nil))
-}
-
-// dialer connects to a socket, ignoring the address.
-func dialer(socket string) func(context.Context, string, string) (net.Conn, error) {
-	return func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	}
 }

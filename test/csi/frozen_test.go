@@ -131,7 +131,7 @@ func TestThawAfterDriverAndGuardKilled(t *testing.T) {
 		_, err := csi.NewGroupControllerClient(p.Conn).CreateVolumeGroupSnapshot(ctx, q)
 		snapshotDone <- err
 	}()
-	r.eventually("the driver is stopped at the crash point", func() bool {
+	testkit.Eventually(r, "the driver is stopped at the crash point", func() bool {
 		text, _ := os.ReadFile(hits)
 		return strings.Contains(string(text), "clone.frozen")
 	})

@@ -81,7 +81,7 @@ func TestFullPool(t *testing.T) {
 	_, err := r.controller().CreateVolume(t.Context(), ask("one-more", block()))
 	r.refused(err, codes.ResourceExhausted)
 	free()
-	r.eventually("XFS has freed the space", func() bool {
+	testkit.Eventually(r, "XFS has freed the space", func() bool {
 		answer, err := r.controller().GetCapacity(t.Context(), &csi.GetCapacityRequest{})
 		return err == nil && answer.GetAvailableCapacity() > 64*mib
 	})

@@ -45,7 +45,7 @@ func TestKilledWhileUnmountHangs(t *testing.T) {
 	// A call that ends soon waits for a disk, too: the kernel has begun with this one
 	// when the mount is gone.
 	mounts := fmt.Sprintf("/proc/%d/mountinfo", n.process.PID())
-	n.eventually("a thread waits in the kernel for the storage", func() bool {
+	testkit.Eventually(n, "a thread waits in the kernel for the storage", func() bool {
 		return !strings.Contains(string(testkit.Value(os.ReadFile(mounts))(t)), " "+hung.staging+" ") && waitsInKernel(n.process.PID())
 	})
 
@@ -66,7 +66,7 @@ func TestKilledWhileUnmountHangs(t *testing.T) {
 	testkit.Must(t, other.publish(), other.unpublish())
 
 	thaw()
-	n.eventually("the volume is unstaged", func() bool { return hung.unstage() == nil })
+	testkit.Eventually(n, "the volume is unstaged", func() bool { return hung.unstage() == nil })
 	hung.attach().detach()
 	testkit.Must(t, other.unstage())
 }

@@ -2,7 +2,6 @@ package csi_test
 
 import (
 	"context"
-	"strings"
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -12,35 +11,6 @@ import (
 
 func sizes(required, limit int64) *csi.CapacityRange {
 	return &csi.CapacityRange{RequiredBytes: required, LimitBytes: limit}
-}
-
-// badCapabilities are capabilities that every call refuses.
-func badCapabilities() map[string]*csi.VolumeCapability {
-	group := func(g string) *csi.VolumeCapability {
-		c := mounted("ext4")
-		c.GetMount().VolumeMountGroup = g
-		return c
-	}
-	return map[string]*csi.VolumeCapability{
-		"without capability":                nil,
-		"with an empty capability":          {},
-		"without access type":               withMode(&csi.VolumeCapability{}, writer),
-		"without access mode":               {AccessType: block().AccessType},
-		"with the unknown access mode":      withMode(mounted("ext4"), csi.VolumeCapability_AccessMode_UNKNOWN),
-		"with an access mode of the future": withMode(mounted("ext4"), 77),
-		"with a negative access mode":       withMode(mounted("ext4"), -1),
-		"for many nodes":                    withMode(mounted("ext4"), csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER),
-		"with ntfs":                         mounted("ntfs"),
-		"with a path as file system":        mounted(traversal),
-		"with a long file system":           mounted(long),
-		"with a named group":                group("root"),
-		"with a negative group":             group("-1"),
-		"with no group there is":            group("4294967295"),
-		"with a group too large":            group("4294967296"),
-		"with large mount flags":            mounted("ext4", strings.Repeat("x", 4097)),
-		"with a newline in a mount flag":    mounted("ext4", "noatime\npassword="+marker),
-		"with an empty mount flag":          mounted("ext4", ""),
-	}
 }
 
 // controllerCases has one bad request of each call of the controller, with what

@@ -114,13 +114,7 @@ func TestBadInput(t *testing.T) {
 	w := newWorld(t)
 	watch := watchArguments(t, w.process.PID())
 	bytes, before := treeHash(t, w.dir), w.state(t)
-	var all []badCase
-	for _, some := range [][]badCase{
-		w.controllerCases(), w.stageCases(), w.publishCases(), w.inlineCases(), w.undoCases(), w.useCases(),
-	} {
-		all = append(all, some...)
-	}
-	for _, c := range all {
+	for _, c := range append(w.controllerCases(), w.nodeCases()...) {
 		t.Run(c.name, func(t *testing.T) {
 			began := time.Now()
 			err := c.call(t.Context())

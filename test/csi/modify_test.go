@@ -1,7 +1,6 @@
 package csi_test
 
 import (
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -70,12 +69,9 @@ func TestModify(t *testing.T) {
 // scrape reads from the metrics socket.
 func (r *rig) scrape(socket, path string, code int) string {
 	r.Helper()
-	client := &http.Client{Transport: &http.Transport{DialContext: dialer(socket), DisableKeepAlives: true}}
-	answer := testkit.Value(client.Get("http://cleat" + path))(r)
-	defer answer.Body.Close()
-	text := testkit.Value(io.ReadAll(answer.Body))(r)
-	if answer.StatusCode != code {
-		r.Errorf("%s: %s: %s", path, answer.Status, text)
+	got, text, err := testkit.Page(r.Context(), testkit.UNIX(socket), http.MethodGet, path)
+	if err != nil || got != code {
+		r.Errorf("%s: %d, %v: %s", path, got, err, text)
 	}
-	return string(text)
+	return text
 }

@@ -131,7 +131,7 @@ func (r *rig) status(args ...string) (string, error) {
 func (r *rig) waitRegistration(state string) statusOutput {
 	r.Helper()
 	var s statusOutput
-	r.eventually("registration is "+state, func() bool { s = r.queryStatus(); return s.Registration.State == state })
+	testkit.Eventually(r, "registration is "+state, func() bool { s = r.queryStatus(); return s.Registration.State == state })
 	return s
 }
 
@@ -163,10 +163,10 @@ func TestRegistration(t *testing.T) {
 		t.Errorf("cleat csi status: %v\n%s", err, out)
 	}
 	testkit.Must(r, os.Remove(p.Socket)) // as by a clean-up script
-	r.eventually("registered again", func() bool { return strings.Count(n.callLog(), "register csi") == 3 })
+	testkit.Eventually(r, "registered again", func() bool { return strings.Count(n.callLog(), "register csi") == 3 })
 	r.waitRegistration("registered")
 	r.stop()
-	r.eventually("deregistered", func() bool { return strings.HasSuffix(n.callLog(), "deregister csi.cleat.dev") })
+	testkit.Eventually(r, "deregistered", func() bool { return strings.HasSuffix(n.callLog(), "deregister csi.cleat.dev") })
 	if left, err := os.ReadDir(dir); len(left) > 0 || err != nil {
 		t.Errorf("left over in the registry: %v, %v", left, err)
 	}
@@ -175,25 +175,6 @@ func TestRegistration(t *testing.T) {
 	}
 	want := "register csi.cleat.dev, deregister csi.cleat.dev"
 	if got := n.callLog(); got != want+", "+want {
-		t.Errorf("calls of the host: %s", got)
-	}
-}
-
-// TestRegistrationAfterKill: the socket of a killed driver is replaced, and
-// the host notices.
-func TestRegistrationAfterKill(t *testing.T) {
-	t.Parallel()
-	dir := newRegistry(t)
-	n := newNode(t, dir)
-	r := newRig(t, "--registration-dir", dir)
-	r.waitRegistration("registered")
-	r.kill()
-	if _, err := os.Lstat(filepath.Join(dir, "csi.cleat.dev-reg.sock")); err != nil {
-		t.Fatalf("the killed driver left no socket: %v", err)
-	}
-	r.start()
-	r.waitRegistration("registered")
-	if got, want := n.callLog(), "register csi.cleat.dev, deregister csi.cleat.dev, register csi.cleat.dev"; got != want {
 		t.Errorf("calls of the host: %s", got)
 	}
 }

@@ -142,13 +142,13 @@ func (r *rig) drains(d *disk, f *os.File) bool {
 	began := time.Now()
 	staged := make(chan error, 1)
 	go func() { staged <- d.stage() }()
-	r.eventually("the stage is in progress", func() bool {
+	testkit.Eventually(r, "the stage is in progress", func() bool {
 		return strings.Contains(r.scrape(r.dir+"/csi-state/status.sock", "/status", http.StatusOK), "node-volume:"+d.id)
 	})
 	p := r.process
 	stopped := make(chan error, 1)
 	go func() { stopped <- p.Stop() }()
-	r.eventually("the socket is gone", func() bool {
+	testkit.Eventually(r, "the socket is gone", func() bool {
 		_, err := os.Stat(p.Socket)
 		return os.IsNotExist(err)
 	})

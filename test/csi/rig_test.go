@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -153,21 +152,6 @@ func (r *rig) refused(err error, code codes.Code, words ...string) {
 	for _, word := range words {
 		if !strings.Contains(status.Convert(err).Message(), word) {
 			r.Errorf("the message %q does not hold %q", status.Convert(err).Message(), word)
-		}
-	}
-}
-
-// eventually polls a condition that has no event to wait for.
-func (r *rig) eventually(what string, so func() bool) {
-	r.Helper()
-	deadline := time.After(time.Minute)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !so() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			r.Fatalf("not in time: %s", what)
 		}
 	}
 }

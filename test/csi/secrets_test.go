@@ -62,7 +62,7 @@ func TestSecrets(t *testing.T) {
 // untilReady waits for a snapshot's background copy.
 func (r *rig) untilReady(id string) {
 	r.Helper()
-	r.eventually("snapshot "+id+" is ready", func() bool {
+	testkit.Eventually(r, "snapshot "+id+" is ready", func() bool {
 		answer := testkit.Value(r.controller().GetSnapshot(r.Context(), &csi.GetSnapshotRequest{SnapshotId: id}))(r)
 		return answer.GetSnapshot().GetReadyToUse()
 	})
