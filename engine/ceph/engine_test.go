@@ -219,3 +219,27 @@ func TestState(t *testing.T) {
 		t.Errorf("generation %d; entries: -want +got\n%s", generation, diff)
 	}
 }
+
+// The end of a creation sets the size, and then the record. Both can come after another
+// call has opened the image, which then has the size of the request.
+func TestSizeAtTheEndOfACreation(t *testing.T) {
+	t.Parallel()
+	e := open(t, testConfig(t))
+	source := create(t, e, "source", volume.Source{})
+	req := request("copy", volume.Source{Volume: source.ID})
+	req.Size.Required = 2 * source.Size
+	v := testkit.Value(e.Create(testkit.Context(t), req))(t)
+	made := testkit.Value(e.find(v.ID))(t)
+	testkit.Must(t, made.pool.open(made.name, func(r *rbd.Image) error {
+		return errors.Join(r.RemoveMetadata(keyVolume), r.Resize(uint64(source.Size)))
+	}))
+	early := testkit.Value(rbd.OpenImageReadOnly(made.pool.io, made.name, rbd.NoSnapshot))(t)
+	testkit.Must(t, made.pool.open(made.name, func(r *rbd.Image) error {
+		return errors.Join(grow(r, req.Size.Required), r.SetMetadata(keyVolume, encode(made.record)))
+	}))
+	got := &image{pool: made.pool, name: made.name}
+	testkit.Must(t, got.load(early), early.Close())
+	if got.record == nil || got.size != req.Size.Required {
+		t.Errorf("the image has the record %+v and %d bytes, want one and %d", got.record, got.size, req.Size.Required)
+	}
+}

@@ -3,6 +3,7 @@
 package ceph
 
 import (
+	"encoding/binary"
 	"errors"
 	"strings"
 	"syscall"
@@ -129,10 +130,6 @@ func (i *image) load(r *rbd.Image) error {
 	if err != nil {
 		return err
 	}
-	size, err := r.GetSize()
-	if err != nil {
-		return err
-	}
 	created, err := r.GetCreateTimestamp()
 	if err != nil {
 		return err
@@ -144,12 +141,30 @@ func (i *image) load(r *rbd.Image) error {
 	if err != nil {
 		return err
 	}
+	// After the record: the end of a creation sets the size, and then the record. An open
+	// image keeps the size that it had when it was opened.
+	if i.size, err = i.pool.sizeOf(id); err != nil {
+		return err
+	}
 	i.hasLock, i.isCopy = features&rbd.FeatureExclusiveLock != 0, features&featureNonPrimary != 0
-	i.id, i.size, i.created = id, int64(size), time.Unix(created.Sec, created.Nsec).UTC()
+	i.id, i.created = id, time.Unix(created.Sec, created.Nsec).UTC()
 	if err := i.loadRecord(metadata[keyVolume]); err != nil {
 		return err
 	}
 	return i.loadSnapshots(r, metadata)
+}
+
+// sizeOf returns the size that an image has now.
+func (p *pool) sizeOf(id string) (int64, error) {
+	header, err := p.io.GetOmapValues(headerObject+id, "", sizeKey, 1)
+	if err != nil {
+		return 0, err
+	}
+	size := header[sizeKey]
+	if len(size) != 8 {
+		return 0, errs.Errorf(errs.Internal, "the header of the image with id %s has %d bytes instead of a size of 8", id, len(size))
+	}
+	return int64(binary.LittleEndian.Uint64(size)), nil
 }
 
 func (i *image) loadRecord(text string) error {
@@ -266,6 +281,7 @@ const (
 const (
 	idObject     = "rbd_id."     // has the id of the image with the name that follows
 	headerObject = "rbd_header." // of the image with the id that follows
+	sizeKey      = "size"        // in the omap of the header
 )
 
 // ignoreMissing returns nil for an object that does not exist.
