@@ -43,6 +43,7 @@ type FS struct {
 	index   *index
 	copies  *copies
 	clients sessionCache
+	leftOut []string // subvolumes whose record could not be read at the start
 }
 
 // stateNamespace and the name of the group are the namespace of the metadata
@@ -138,6 +139,7 @@ func (e *FS) fill(name string) error {
 	}
 	if errors.Is(err, errDamaged) {
 		e.logger.Error("volume left out", "err", err)
+		e.leftOut = append(e.leftOut, name)
 		return nil
 	}
 	if err != nil {

@@ -5,6 +5,7 @@ package ceph
 import (
 	"cmp"
 	"context"
+	"errors"
 	"strings"
 	"time"
 
@@ -160,6 +161,11 @@ func (e *FS) deleteSnapshot(id volume.SnapshotID) error {
 			return errs.Errorf(errs.Precondition, "snapshot %s is shown by volume %s; delete that volume first", id, v.ID)
 		}
 	}
+	for _, name := range e.leftOut {
+		if err := e.checkNotShown(id, name); err != nil {
+			return err
+		}
+	}
 	if err := e.manager.removeSnapshot(s.dir, snapName(s.hash)); err != nil {
 		return err
 	}
@@ -167,6 +173,26 @@ func (e *FS) deleteSnapshot(id volume.SnapshotID) error {
 	e.index.dropSnapshot(id)
 	return ignoreMissing(e.mount.use(func(i *cephfs.MountInfo) error {
 		return explain(i.RemoveXattr("/"+s.dir, attrSnapPrefix+s.hash), "remove the record of snapshot %s", id)
+	}))
+}
+
+// checkNotShown refuses the deletion of a snapshot that a subvolume can show
+// without being in the index. One with files of its own shows none.
+func (e *FS) checkNotShown(id volume.SnapshotID, name string) error {
+	return ignoreMissing(e.mount.use(func(i *cephfs.MountInfo) error {
+		s := subvolume{name: name, snapRecords: map[string]fsSnapRecord{}}
+		damage := s.load(i)
+		switch {
+		case damage == nil && s.record != nil && s.record.Shows != nil && s.record.FromSnap == id:
+			return errs.Errorf(errs.Precondition, "snapshot %s is shown by subvolume %s; delete that volume first", id, name)
+		case !errors.Is(damage, errDamaged):
+			return damage
+		}
+		files, err := list(i, s.content())
+		if err != nil || len(files) > 0 {
+			return err
+		}
+		return errs.Errorf(errs.Precondition, "subvolume %s can show snapshot %s: %w", name, id, damage)
 	}))
 }
 

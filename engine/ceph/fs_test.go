@@ -421,6 +421,41 @@ func TestFSDamagedRecord(t *testing.T) {
 	}
 }
 
+// A volume whose record is damaged can be one that shows a snapshot, unless it
+// has files.
+func TestFSDamagedRecordOfShownSnapshot(t *testing.T) {
+	t.Parallel()
+	config := fsConfig(t)
+	e := openFS(t, config)
+	ctx := testkit.Context(t)
+	v := makeFS(t, e, fsRequest("v", volume.Source{}))
+	writeFile(t, v, "file", "frozen")
+	s := fsSnap(t, e, "s", v.ID)
+	req := fsRequest("shown", volume.Source{Snapshot: s.ID})
+	req.ReadOnly = true
+	shown := testkit.Value(e.Create(ctx, req))(t)
+	dir := func(v volume.Volume) string { return path.Join(e.root, imageName(hash(v.Name))) }
+	record := func(v volume.Volume, text []byte) {
+		t.Helper()
+		testkit.Must(t, shared.files.SetXattr(dir(v), attrVolume, text, cephfs.XattrDefault))
+	}
+	other := makeFS(t, e, fsRequest("other", volume.Source{}))
+	writeFile(t, other, "file", "content")
+	text := testkit.Value(shared.files.GetXattr(dir(shown), attrVolume))(t)
+	record(shown, []byte("{"))
+	record(other, []byte("{"))
+	closeFS(t, e)
+	e = openFS(t, config)
+	err := e.DeleteSnapshot(ctx, s.ID)
+	if !errors.Is(err, errDamaged) || errs.KindOf(err) != errs.Precondition {
+		t.Errorf("DeleteSnapshot of one that a damaged volume can show: %v", err)
+	}
+	wantFile(t, shown, "file", "frozen")
+	record(shown, text)
+	wantKind(t, e.DeleteSnapshot(ctx, s.ID), "DeleteSnapshot of one that a repaired volume shows", errs.Precondition)
+	testkit.Must(t, e.Delete(ctx, shown.ID), e.DeleteSnapshot(ctx, s.ID))
+}
+
 // A subvolume that was made by hand under the name of a volume is neither
 // replaced nor taken for it.
 func TestFSRestoredSubvolume(t *testing.T) {
