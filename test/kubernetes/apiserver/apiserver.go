@@ -172,6 +172,19 @@ func launch(program string, args ...string) (*testkit.Process, error) {
 }
 
 func (s *Server) writeKeys(accounts []string) error {
+	tokens := adminKey + `,admin,0,"system:masters"` + "\n"
+	for i, a := range accounts {
+		tokens += fmt.Sprintf("%s,%s,%d\n", tokenOf(a), a, i+1)
+	}
+	if err := os.WriteFile(s.path("tokens.csv"), []byte(tokens), 0o600); err != nil {
+		return err
+	}
+	return WriteAccountKeys(s.Dir)
+}
+
+// WriteAccountKeys writes the key pair for tokens of service accounts into a
+// directory: accounts.key and accounts.pub.
+func WriteAccountKeys(dir string) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return err
@@ -184,18 +197,8 @@ func (s *Server) writeKeys(accounts []string) error {
 	if err != nil {
 		return err
 	}
-	tokens := adminKey + `,admin,0,"system:masters"` + "\n"
-	for i, a := range accounts {
-		tokens += fmt.Sprintf("%s,%s,%d\n", tokenOf(a), a, i+1)
+	if err := os.WriteFile(filepath.Join(dir, "accounts.key"), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private}), 0o600); err != nil {
+		return err
 	}
-	for name, text := range map[string][]byte{
-		"accounts.key": pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private}),
-		"accounts.pub": pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}),
-		"tokens.csv":   []byte(tokens),
-	} {
-		if err := os.WriteFile(s.path(name), text, 0o600); err != nil {
-			return err
-		}
-	}
-	return nil
+	return os.WriteFile(filepath.Join(dir, "accounts.pub"), pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}), 0o600)
 }

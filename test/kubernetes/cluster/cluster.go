@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/kubernetes/apiserver"
 	"github.com/cleatproject/cleat/test/kubernetes/programs"
 )
 
@@ -108,7 +109,7 @@ func (c *Cluster) makeKeys() (err error) {
 	if err := c.keys.issueNode(c.Node, nodeAddress(1)); err != nil {
 		return err
 	}
-	if err := c.keys.serviceAccountKeys(); err != nil {
+	if err := apiserver.WriteAccountKeys(c.keys.dir); err != nil {
 		return err
 	}
 	return c.connect()

@@ -143,26 +143,6 @@ func (a *authority) write(file string, der []byte, key crypto.PrivateKey) error 
 	return nil
 }
 
-// serviceAccountKeys writes the key pair for service account tokens.
-func (a *authority) serviceAccountKeys() error {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return err
-	}
-	private, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		return err
-	}
-	public, err := x509.MarshalPKIXPublicKey(key.Public())
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(a.path("accounts.key"), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private}), 0o600); err != nil {
-		return err
-	}
-	return os.WriteFile(a.path("accounts.pub"), pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}), 0o600)
-}
-
 func (a *authority) path(file string) string { return filepath.Join(a.dir, file) }
 
 // kubeconfig writes FILE.conf for the client certificate FILE.
