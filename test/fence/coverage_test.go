@@ -137,7 +137,7 @@ func TestFenceDoesNotCoverAForwardedPort(t *testing.T) {
 				testkit.Must(t, pod.KillAndWait(t.Context(), process.PID))
 			}
 			testkit.Value(storage.StartNBD(pod))(t)
-			eventually(t, "the fence is confirmed after the end of the server", func() error { return service.Fence(t.Context(), nil, block) })
+			testkit.EventuallyNil(t, "the fence is confirmed after the end of the server", func() error { return service.Fence(t.Context(), nil, block) })
 			_, before, err := storage.Newest(disk.Path, 1)
 			testkit.Must(t, err)
 			s.refused(victim, client, storage.NBDPort)
@@ -159,7 +159,7 @@ func TestFenceDoesNotCoverAForwardedPort(t *testing.T) {
 // a storage server, or that they would not.
 func (s *site) awaitReady(status string, want bool) {
 	s.t.Helper()
-	eventually(s.t, "/readyz", func() error {
+	testkit.EventuallyNil(s.t, "/readyz", func() error {
 		var document struct {
 			Ready  bool              `json:"ready"`
 			Checks map[string]string `json:"checks"`

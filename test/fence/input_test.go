@@ -228,7 +228,7 @@ func TestOtherUsersAreRefused(t *testing.T) {
 	if err == nil {
 		t.Errorf("another user fences: %s", out)
 	}
-	eventually(t, "the log names user 65533", func() error {
+	testkit.EventuallyNil(t, "the log names user 65533", func() error {
 		if said := service.Log(); !strings.Contains(said, "caller refused") || !strings.Contains(said, "65533") {
 			return fmt.Errorf("the log is %s", said)
 		}

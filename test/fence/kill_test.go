@@ -6,8 +6,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,28 +15,6 @@ import (
 	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
 )
-
-// points returns the names of the crash points of fencing in the source.
-func points(t testing.TB) []string {
-	t.Helper()
-	files := testkit.Value(filepath.Glob(filepath.Join(testkit.Root(t), "fence", "*", "*.go")))(t)
-	mark := regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
-	var all []string
-	for _, f := range files {
-		source := testkit.Value(os.ReadFile(f))(t)
-		if strings.HasSuffix(f, "_test.go") {
-			continue
-		}
-		for _, m := range mark.FindAllSubmatch(source, -1) {
-			all = append(all, string(m[1]))
-		}
-	}
-	slices.Sort(all)
-	if all = slices.Compact(all); len(all) < 10 {
-		t.Fatalf("the source has only these crash points: %v", all)
-	}
-	return all
-}
 
 // armed returns the environment that kills the service at a point, and the file
 // that records the hit.
@@ -67,7 +43,7 @@ func TestKilledBetweenSteps(t *testing.T) {
 	records := s.records()
 	victim, neighbour := s.host(1, 7), s.host(2, 5)
 	n := s.writer(neighbour, neighbour.v4)
-	for _, point := range points(t) {
+	for _, point := range testkit.CrashPoints(t, "fence", "*") {
 		t.Run(point, func(t *testing.T) {
 			s := *s
 			s.t = t

@@ -104,7 +104,7 @@ func TestTwoServersBehindOneController(t *testing.T) {
 		t.Errorf("a fence on one of two peers is listed: %v", blocks)
 	}
 	serviceB = s.serveSecond(b)
-	eventually(t, "the retry succeeds", func() error { return front.Fence(t.Context(), map[string]string{"clusterID": "rack-one"}, victimBlock) })
+	testkit.EventuallyNil(t, "the retry succeeds", func() error { return front.Fence(t.Context(), map[string]string{"clusterID": "rack-one"}, victimBlock) })
 	when := takeBaseline(wa, wb)
 	if !shut(a) || !shut(b) {
 		t.Error("the call succeeded without a fence on both peers")
@@ -124,13 +124,13 @@ func TestTwoServersBehindOneController(t *testing.T) {
 	b.machine.MustRun(t, "nft", "flush", "ruleset")
 	b.machine.MustRun(t, "rm", "-r", serve.State(b.machine))
 	serviceB = s.serveSecond(b)
-	eventually(t, "the controller repeats the fence", func() error { return s.listed(serviceB, victimBlock) })
+	testkit.EventuallyNil(t, "the controller repeats the fence", func() error { return s.listed(serviceB, victimBlock) })
 
 	// The unfence goes to both as well.
 	testkit.Must(t, serviceA.Kill())
 	s.code(front.Unfence(t.Context(), map[string]string{"clusterID": "rack-one"}, victimBlock), codes.Unavailable)
 	serviceA = s.serveSecond(a)
-	eventually(t, "the retry lifts it", func() error {
+	testkit.EventuallyNil(t, "the retry lifts it", func() error {
 		return front.Unfence(t.Context(), map[string]string{"clusterID": "rack-one"}, victimBlock)
 	})
 	s.await(20, write(a), write(b))

@@ -106,10 +106,10 @@ func TestForeignFlush(t *testing.T) {
 	service = s.serve("--check-interval", "100ms")
 	testkit.Must(t, serve.KillHolder(t.Context(), s.machine))
 	flush() // before or after a new holder starts
-	eventually(t, "the table is recreated", s.holds)
-	eventually(t, "it is listed", func() error { return s.listed(service, victimBlock) })
+	testkit.EventuallyNil(t, "the table is recreated", s.holds)
+	testkit.EventuallyNil(t, "it is listed", func() error { return s.listed(service, victimBlock) })
 	s.refused(victim, victim.v4, recordPort)
-	eventually(t, "a new holder runs", func() error {
+	testkit.EventuallyNil(t, "a new holder runs", func() error {
 		holders, err := s.machine.Find("fence-holder")
 		if err == nil && len(holders) != 1 {
 			err = fmt.Errorf("holders: %v", holders)
@@ -222,7 +222,7 @@ func TestStopDuringPendingCall(t *testing.T) {
 	testkit.Must(t, records.Signal(unix.SIGSTOP))
 	answered := make(chan error, 1)
 	go func() { answered <- service.Fence(context.WithoutCancel(t.Context()), nil, victimBlock) }()
-	eventually(t, "the fence blocks", s.holds)
+	testkit.EventuallyNil(t, "the fence blocks", s.holds)
 	begun := time.Now()
 	if err := service.Process.Stop(); err != nil {
 		t.Error(err)

@@ -6,7 +6,6 @@ package fence
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -252,27 +251,5 @@ func (s *site) code(err error, want ...codes.Code) {
 	s.t.Helper()
 	if !slices.Contains(want, status.Code(err)) {
 		s.t.Errorf("got %v, want a code of %v", err, want)
-	}
-}
-
-// eventually polls a condition.
-func eventually(t testing.TB, what string, ok func() error) {
-	t.Helper()
-	deadline := time.NewTimer(patience)
-	defer deadline.Stop()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := ok()
-		if err == nil {
-			return
-		}
-		select {
-		case <-deadline.C:
-			t.Fatalf("%s: %v", what, err)
-		case <-t.Context().Done():
-			t.Fatal(errors.Join(t.Context().Err(), err))
-		case <-tick.C:
-		}
 	}
 }

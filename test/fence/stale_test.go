@@ -61,7 +61,7 @@ func (s *site) silent(program string, h *host, from netip.Addr) {
 	testkit.Must(s.t, h.cable.Reconnect(ctx))
 	s.await(20, s.writer(h, from))
 	// Retransmitted bytes must find no session.
-	eventually(s.t, "the old session ends", func() error {
+	testkit.EventuallyNil(s.t, "the old session ends", func() error {
 		select {
 		case <-w.Done():
 			return nil
@@ -79,7 +79,7 @@ func (s *site) silent(program string, h *host, from netip.Addr) {
 func (s *site) sends(w *storage.Writer, more uint64) {
 	s.t.Helper()
 	want := w.Sent() + more
-	eventually(s.t, "the client keeps writing", func() error {
+	testkit.EventuallyNil(s.t, "the client keeps writing", func() error {
 		if sent := w.Sent(); sent < want {
 			return fmt.Errorf("%d of %d sent, session ended by %v", sent, want, w.Err())
 		}
@@ -102,8 +102,8 @@ func (s *site) hang(program string) {
 	w, n := s.writer(victim, victim.v4), s.writer(neighbour, neighbour.v4)
 	s.await(20, w, n)
 	testkit.Must(s.t, records.Signal(unix.SIGSTOP))
-	s.sends(w, 40)                                                                 // these stay in the server's queue
-	eventually(s.t, "the error names the process with the session", func() error { // a stall can end a call earlier
+	s.sends(w, 40)                                                                            // these stay in the server's queue
+	testkit.EventuallyNil(s.t, "the error names the process with the session", func() error { // a stall can end a call earlier
 		err := service.Fence(ctx, nil, victimBlock)
 		if status.Code(err) != codes.Unavailable {
 			s.t.Fatalf("while a server has the session open: %v", err)
@@ -124,7 +124,7 @@ func (s *site) hang(program string) {
 	service = s.serveArmed(program, nil, "--end-timeout", "1s")
 	s.code(service.Fence(ctx, nil, victimBlock), codes.Unavailable)
 	testkit.Must(s.t, records.Signal(unix.SIGCONT))
-	eventually(s.t, "the fence is repeated", func() error { return service.Fence(ctx, nil, victimBlock) })
+	testkit.EventuallyNil(s.t, "the fence is repeated", func() error { return service.Fence(ctx, nil, victimBlock) })
 	when := takeBaseline(w)
 	s.await(50, n)
 	s.unfence(service, victimBlock)
@@ -157,7 +157,7 @@ func TestUnacceptedSession(t *testing.T) {
 	s.sends(w, 20)
 	s.code(service.Fence(t.Context(), nil, "10.9.1.7/32"), codes.Unavailable)
 	testkit.Must(t, records.Signal(unix.SIGCONT))
-	eventually(t, "the fence is repeated", func() error { return service.Fence(t.Context(), nil, "10.9.1.7/32") })
+	testkit.EventuallyNil(t, "the fence is repeated", func() error { return service.Fence(t.Context(), nil, "10.9.1.7/32") })
 	when := takeBaseline(before)
 	sent := w.Sent()
 	s.unfence(service, "10.9.1.7/32")
@@ -183,7 +183,7 @@ func TestCallerDisconnects(t *testing.T) {
 	defer leave()
 	answered := make(chan error, 1)
 	go func() { answered <- service.Fence(caller, nil, victimBlock) }()
-	eventually(t, "the call has reached the session", s.holds)
+	testkit.EventuallyNil(t, "the call has reached the session", s.holds)
 	leave()
 	s.code(<-answered, codes.Canceled)
 	s.refused(victim, victim.v4, recordPort)

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/test/fence/storage"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // Many clients reconnect as soon as they lose a session, as initiators do: no
@@ -57,7 +58,7 @@ func TestStormOfSessions(t *testing.T) {
 	victims := []string{victimBlock, fmt.Sprintf("%s/128", victim.v6)}
 	for range 6 {
 		before := begun.Load()
-		eventually(t, "enough sessions", func() error {
+		testkit.EventuallyNil(t, "enough sessions", func() error {
 			if now := begun.Load(); now < before+50 {
 				return fmt.Errorf("%d sessions so far", now-before)
 			}

@@ -58,7 +58,7 @@ func TestUpgradeWithFencesInForce(t *testing.T) {
 			s.refused(victim, victim.v4, storage.NBDPort)
 			if !covered {
 				// The session that the first service left is ended by the second one.
-				eventually(t, "the session of the fenced client ends", func() error {
+				testkit.EventuallyNil(t, "the session of the fenced client ends", func() error {
 					select {
 					case <-fenced.Done():
 						return nil

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // Machine is a host with its own PID namespace: it sees no other processes, and
@@ -88,7 +90,7 @@ func (m *Machine) boot() error {
 	if err != nil {
 		return err
 	}
-	m.Namespace = &Namespace{file: file}
+	m.Namespace = &Namespace{testkit.NetNS{File: file}}
 	_, err = m.Namespace.Run(context.Background(), "ip", "link", "set", "lo", "up")
 	return err
 }
@@ -98,7 +100,7 @@ func (m *Machine) halt() {
 	_ = m.cmd.Process.Kill()
 	_ = m.cmd.Wait()
 	_ = m.rpc.Close()
-	_ = m.Namespace.file.Close()
+	_ = m.Namespace.File.Close()
 }
 
 // Process is a process on a machine.
@@ -210,16 +212,10 @@ func (m *Machine) KillAndWait(ctx context.Context, pid int) error {
 	if err := m.Signal(pid, unix.SIGKILL); err != nil {
 		return err
 	}
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		if err := m.Signal(pid, 0); err != nil {
-			return nil
+	return testkit.Poll(testkit.Timeout, ctx.Done(), func() error {
+		if m.Signal(pid, 0) == nil {
+			return fmt.Errorf("process %d is still there", pid)
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("process %d is still there: %w", pid, ctx.Err())
-		case <-tick.C:
-		}
-	}
+		return nil
+	})
 }

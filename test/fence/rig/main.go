@@ -20,8 +20,6 @@ const roleEnvironment = "CLEAT_FENCE_ROLE"
 // runs.
 func IsRole() bool { return os.Getenv(roleEnvironment) != "" }
 
-func selfPID() int { return os.Getpid() }
-
 // Main is the TestMain of packages that use the rig. Processes of the rig are
 // the same binary in another role: its own, or one of roles, by name. Scratch
 // directories of all tests are in one that is removed with the test.

@@ -14,72 +14,20 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
-	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// Namespace is an unnamed network namespace: it ends with its last file and
-// process.
-type Namespace struct {
-	file *os.File
-}
+// Namespace is a network namespace that runs programs.
+type Namespace struct{ testkit.NetNS }
 
 // NewNamespace creates a namespace with only a loopback, which ends with the
 // test.
 func NewNamespace(t testing.TB) *Namespace {
 	t.Helper()
-	var file *os.File
-	err := onThread(func() error {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("unshare a network namespace: %w", err)
-		}
-		var err error
-		file, err = os.Open("/proc/thread-self/ns/net")
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := &Namespace{file: file}
-	t.Cleanup(func() { _ = file.Close() })
-	n.MustRun(t, "ip", "link", "set", "lo", "up")
-	return n
-}
-
-// Do runs fn on a thread in the namespace. Sockets and processes that fn
-// creates stay in it; goroutines that it starts are outside.
-func (n *Namespace) Do(fn func() error) error {
-	return onThread(func() error {
-		if err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("enter the network namespace: %w", err)
-		}
-		return fn()
-	})
-}
-
-// onThread runs fn on a thread whose network namespace fn can change: it is
-// restored, and if that fails the thread ends.
-func onThread(fn func() error) error {
-	result := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		home, err := os.Open("/proc/thread-self/ns/net")
-		if err != nil {
-			result <- err
-			return
-		}
-		defer home.Close()
-		err = fn()
-		if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back == nil {
-			runtime.UnlockOSThread()
-		}
-		result <- err
-	}()
-	return <-result
+	return &Namespace{testkit.NewNetNS(t)}
 }
 
 // Dial connects from the namespace to an address; local can be the zero Addr.
@@ -98,23 +46,15 @@ func (n *Namespace) Dial(ctx context.Context, to netip.AddrPort, local netip.Add
 	return conn, err
 }
 
-// WaitFor dials until a server listens, for half a minute at most.
+// WaitFor dials until a server listens.
 func (n *Namespace) WaitFor(ctx context.Context, to netip.AddrPort) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	return testkit.Poll(testkit.Timeout, ctx.Done(), func() error {
 		conn, err := n.Dial(ctx, to, netip.Addr{})
-		if err == nil {
-			return conn.Close()
-		}
-		select {
-		case <-ctx.Done():
+		if err != nil {
 			return fmt.Errorf("no server listens at %s: %w", to, err)
-		case <-tick.C:
 		}
-	}
+		return conn.Close()
+	})
 }
 
 // Run runs a program of this machine in the namespace and returns its output.

@@ -35,7 +35,7 @@ func (n *Network) Attach(t testing.TB, host *Namespace, addrs ...netip.Prefix) C
 	t.Helper()
 	n.ports++
 	port := fmt.Sprintf("port%d", n.ports)
-	inTest := fmt.Sprintf("/proc/%d/fd/%d", selfPID(), host.file.Fd())
+	inTest := host.Path()
 	n.ns.MustRun(t, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", inTest)
 	n.ns.MustRun(t, "ip", "link", "set", port, "master", "br0", "up")
 	var script strings.Builder

@@ -8,16 +8,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/csi-addons/spec/lib/go/fence"
 	"github.com/csi-addons/spec/lib/go/identity"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/cleatproject/cleat/fence/nft"
 	"github.com/cleatproject/cleat/test/fence/rig"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // Service is a running cleat fence serve.
@@ -45,17 +43,14 @@ func State(m *rig.Machine) string { return filepath.Join(m.Dir, "state") }
 
 // Begin is Launch without the wait.
 func Begin(m *rig.Machine, cleat string, env []string, flags ...string) (*Service, error) {
-	path := filepath.Join(m.Dir, "fence", "fence.sock")
-	s := &Service{Endpoint: "unix://" + path}
+	socket := filepath.Join(m.Dir, "fence", "fence.sock")
+	s := &Service{Endpoint: "unix://" + socket}
 	args := append([]string{cleat, "fence", "serve", "--endpoint", s.Endpoint, "--state-dir", State(m)}, flags...)
 	var err error
 	if s.Process, err = m.Launch("cleat", env, args...); err != nil {
 		return nil, err
 	}
-	// gRPC's default backoff is meant for networks.
-	quick := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.2, MaxDelay: 50 * time.Millisecond}, MinConnectTimeout: 10 * time.Second}
-	s.conn, err = grpc.NewClient(s.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(quick),
-		grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(64<<20), grpc.MaxCallRecvMsgSize(64<<20)))
+	s.conn, err = testkit.Connect(socket, grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(64<<20), grpc.MaxCallRecvMsgSize(64<<20)))
 	if err != nil {
 		return nil, errors.Join(err, s.Process.Kill())
 	}
@@ -64,23 +59,17 @@ func Begin(m *rig.Machine, cleat string, env []string, flags ...string) (*Servic
 
 // Ready waits until the service answers Probe, or has ended.
 func (s *Service) Ready(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	err := testkit.Poll(testkit.Timeout, s.Done(), func() error {
 		answer, err := s.Identity().Probe(ctx, &identity.ProbeRequest{})
-		if err == nil && (answer.GetReady() == nil || answer.GetReady().GetValue()) {
-			return nil
+		if err == nil && answer.GetReady() != nil && !answer.GetReady().GetValue() {
+			err = errors.New("it says so")
 		}
-		select {
-		case <-s.Done():
-			return fmt.Errorf("cleat fence serve ended before it was ready: %s", s.Log())
-		case <-ctx.Done():
-			return errors.Join(errors.New("cleat fence serve was not ready in time"), err)
-		case <-tick.C:
-		}
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("cleat fence serve ended or is not ready: %w: %s", err, s.Log())
 	}
+	return err
 }
 
 func (s *Service) Identity() identity.IdentityClient { return identity.NewIdentityClient(s.conn) }
