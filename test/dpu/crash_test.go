@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -15,28 +14,6 @@ import (
 	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
 )
-
-// points returns the names of the crash points of DPU devices in the source.
-func points(t testing.TB) []string {
-	t.Helper()
-	mark := regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
-	files := testkit.Value(filepath.Glob(filepath.Join(testkit.Root(t), "dpu", "*", "*.go")))(t)
-	var all []string
-	for _, f := range files {
-		source := testkit.Value(os.ReadFile(f))(t)
-		if strings.HasSuffix(f, "_test.go") {
-			continue
-		}
-		for _, m := range mark.FindAllSubmatch(source, -1) {
-			all = append(all, string(m[1]))
-		}
-	}
-	slices.Sort(all)
-	if all = slices.Compact(all); len(all) < 7 {
-		t.Fatalf("the source has only these crash points: %v", all)
-	}
-	return all
-}
 
 // kind is a kind of device.
 type kind struct {
@@ -118,7 +95,7 @@ func (h *hits) add(point string) {
 // sequels rotate over kinds and points.
 func TestKilledBetweenSteps(t *testing.T) {
 	t.Parallel()
-	all := points(t)
+	all := testkit.CrashPoints(t, "dpu", "*")
 	program := workload.BuildWith(t, unansweredFor("2 * time.Second")) // the plugin waits for an attach that was not sent
 	h := &hits{of: map[string]int{}}
 	t.Run("kinds", func(t *testing.T) {

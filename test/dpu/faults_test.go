@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 
+	"errors"
+	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/crash/workload"
 	"github.com/cleatproject/cleat/test/soak"
@@ -188,6 +190,26 @@ func (s *site) madeAgain(n *neighbour) {
 	if *n = s.neighbour(n.volume); n.device != was {
 		s.t.Errorf("volume %s has device %s after a restart of SNAP, it had %s", n.id, n.device, was)
 	}
+}
+
+// statusReport is the plugin's part of /status.
+type statusReport struct {
+	Objects   int               `json:"objects"`
+	Leftovers map[string]string `json:"leftovers"`
+}
+
+func (s *site) status() (statusReport, error) {
+	var found struct {
+		DPU *statusReport `json:"dpu"`
+	}
+	err := server.Ask(s.ctx, s.telemetry(), "/status", &found)
+	if err == nil && found.DPU == nil {
+		err = errors.New("the status has no part dpu")
+	}
+	if err != nil {
+		return statusReport{}, err
+	}
+	return *found.DPU, nil
 }
 
 // forgotten waits until the plugin reports no records and no pending clean-up.

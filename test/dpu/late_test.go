@@ -61,10 +61,8 @@ func (s *site) attachEndsLate(snap string, v volume, again bool) {
 	case <-time.After(patience):
 		s.t.Fatalf("CreateDevice sent no attach in %s", patience)
 	}
-	p := s.plugin
-	testkit.Must(s.t, p.kill())
+	s.kill()
 	<-creating
-	s.plugin = nil
 	s.start()
 	if again {
 		s.create(v)

@@ -88,14 +88,8 @@ func TestOnlyAllowedUsersCanCall(t *testing.T) {
 
 	// Its state directory differs, so only the socket conflicts.
 	thief := testkit.Value(launch(plain, s.socket(), filepath.Join(s.dir, "thief"), nil, append(s.flags, "--state-dir", filepath.Join(s.dir, "other"), "--metrics-address", "")...))(s.t)
-	select {
-	case <-thief.done:
-		if thief.err == nil || !strings.Contains(thief.log(), s.socket()) {
-			t.Errorf("a second plugin ended with %v: %s", thief.err, thief.log())
-		}
-	case <-time.After(patience):
-		t.Errorf("a second plugin on the socket of the first one keeps running: %s", thief.log())
-		_ = thief.kill()
+	if err := thief.Wait(); err == nil || !strings.Contains(thief.log(), s.socket()) {
+		t.Errorf("a second plugin on the socket of the first one ended with %v: %s", err, thief.log())
 	}
 	testkit.Must(s.t, s.callAs(0))
 	s.stop()
@@ -151,21 +145,11 @@ func TestStopDuringHangingCreate(t *testing.T) {
 				return errors.New("no request")
 			})
 			begun := time.Now()
-			p := s.plugin
-			testkit.Must(s.t, p.cmd.Process.Signal(unix.SIGTERM))
-			select {
-			case <-p.done:
-			case <-time.After(patience):
-				t.Fatalf("it runs %s after SIGTERM", patience)
-			}
+			s.stop()
 			t.Logf("it ended %s after SIGTERM", time.Since(begun).Round(time.Millisecond))
-			if p.err != nil {
-				t.Errorf("it ended with %v", p.err)
-			}
 			if err := <-creating; err == nil {
 				t.Error("the create was answered with OK")
 			}
-			p.hangUp()
 			s.snap.Clear()
 			s.start()
 			s.awaitAgreement(map[string]string{beside.id: beside.device}, beside.volume)

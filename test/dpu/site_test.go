@@ -134,7 +134,7 @@ func (s *site) stop() {
 
 func (s *site) kill() {
 	s.t.Helper()
-	testkit.Must(s.t, s.plugin.kill())
+	s.plugin.kill()
 	s.plugin = nil
 }
 
@@ -175,20 +175,8 @@ func (s *site) eventually(what string, so func() error) {
 
 func (s *site) within(bound time.Duration, what string, so func() error) {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.ctx, bound)
-	defer cancel()
-	tick := time.NewTicker(3 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := so()
-		if err == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			s.t.Fatalf("%s: not within %s: %v", what, bound, err)
-		case <-tick.C:
-		}
+	if err := testkit.Poll(bound, nil, so); err != nil {
+		s.t.Fatalf("%s: not within %s: %v", what, bound, err)
 	}
 }
 
