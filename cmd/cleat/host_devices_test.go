@@ -67,7 +67,7 @@ func TestHostServesDevicePluginRegistration(t *testing.T) {
 	h := newHost(t)
 	p := genericPlugin{dir: filepath.Join(h.dir, "device-plugins")}
 	kubelet := filepath.Join(p.dir, "kubelet.sock")
-	eventually(t, "the host serves a socket of mode 0600", func() bool {
+	testkit.Eventually(t, "the host serves a socket of mode 0600", func() bool {
 		made, err := os.Lstat(kubelet)
 		return err == nil && made.Mode().Perm() == 0o600
 	})
@@ -83,7 +83,7 @@ func TestHostServesDevicePluginRegistration(t *testing.T) {
 	}
 	has := func(what string, words ...string) {
 		t.Helper()
-		eventually(t, what, func() bool {
+		testkit.Eventually(t, what, func() bool {
 			out, err := h.ask(t, "plugins", "devices", "example.com/gpu")
 			for _, w := range words {
 				if err != nil || !strings.Contains(out, w) {
@@ -95,7 +95,7 @@ func TestHostServesDevicePluginRegistration(t *testing.T) {
 	}
 	gone := func() {
 		t.Helper()
-		eventually(t, "the resource is gone", func() bool {
+		testkit.Eventually(t, "the resource is gone", func() bool {
 			out, err := h.ask(t, "plugins", "devices")
 			return err == nil && !strings.Contains(out, "example.com/gpu")
 		})
@@ -119,7 +119,7 @@ func TestHostServesDevicePluginRegistration(t *testing.T) {
 	}
 	testkit.Must(t, os.WriteFile(filepath.Join(p.dir, "kubelet_internal_checkpoint"), nil, 0o600))
 	h.start(t, nil)
-	eventually(t, "the host serves a new socket, and the plugin's is gone", func() bool {
+	testkit.Eventually(t, "the host serves a new socket, and the plugin's is gone", func() bool {
 		_, made := os.Lstat(kubelet)
 		_, plugin := os.Lstat(filepath.Join(p.dir, "gpu.sock"))
 		return made == nil && errors.Is(plugin, fs.ErrNotExist)
@@ -138,7 +138,7 @@ func TestHostServesDevicePluginRegistration(t *testing.T) {
 		"directory": func() error { return os.RemoveAll(p.dir) },
 	} {
 		testkit.Must(t, remove())
-		eventually(t, "the removed "+name+" is created again", func() bool {
+		testkit.Eventually(t, "the removed "+name+" is created again", func() bool {
 			err := p.register(t, "v0", "x", "y")
 			return err != nil && strings.Contains(err.Error(), "not supported by kubelet")
 		})
@@ -152,7 +152,7 @@ func TestHostBesideDevicePluginRegistration(t *testing.T) {
 	other := &hostProcess{dir: t.TempDir()}
 	other.plugins, other.endpoint = filepath.Join(other.dir, "plugins"), "unix://"+filepath.Join(other.dir, "host", "host.sock")
 	dir := filepath.Join(h.dir, "device-plugins")
-	eventually(t, "the first host serves", func() bool {
+	testkit.Eventually(t, "the first host serves", func() bool {
 		_, err := os.Lstat(filepath.Join(dir, "kubelet.sock"))
 		return err == nil
 	})

@@ -209,19 +209,6 @@ func (h *hostProcess) startPluginOf(t *testing.T, file string, info *registratio
 	return p, stop
 }
 
-// eventually polls until holds returns true.
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	deadline := time.After(time.Minute)
-	for !holds() {
-		select {
-		case <-deadline:
-			t.Fatalf("not within a minute: %s", what)
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
-}
-
 // inTime doubles the timeout until it is enough: a stalled machine can exceed any
 // fixed one.
 func inTime(t *testing.T, what string, first time.Duration, enough func(timeout string) bool) {

@@ -38,7 +38,7 @@ func TestDriverIsFoundByName(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Errorf("%v\n%s", err, driver.Log.String())
 	}
-	eventually(t, "the driver is gone", func() bool {
+	testkit.Eventually(t, "the driver is gone", func() bool {
 		return len(askJSON[[]watch.Status](t, h, "plugins", "list")) == 0
 	})
 	h.refuses(t, []string{"known names of that type: none"}, append(state, "group", "list", "--driver", "csi.cleat.dev", "--timeout", "2s")...)
@@ -143,11 +143,11 @@ func TestSecondHostIsRefused(t *testing.T) {
 // -o json writes each state change as a line of JSON.
 func TestHostStreamsDocuments(t *testing.T) {
 	h := newHost(t, "-o", "json")
-	eventually(t, "the stream has begun", func() bool { return strings.Contains(h.out.String(), `"kind":"synced"`) })
+	testkit.Eventually(t, "the stream has begun", func() bool { return strings.Contains(h.out.String(), `"kind":"synced"`) })
 	_, stop := h.startPlugin(t, "a")
 	h.says(t, nil, "plugins", "wait", "a")
 	stop()
-	eventually(t, "the removal of the plugin is reported", func() bool { return strings.Contains(h.out.String(), `"kind":"gone"`) })
+	testkit.Eventually(t, "the removal of the plugin is reported", func() bool { return strings.Contains(h.out.String(), `"kind":"gone"`) })
 	var phases []watch.Phase
 	for lines := bufio.NewScanner(strings.NewReader(h.out.String())); lines.Scan(); {
 		var c remote.Change
@@ -174,9 +174,9 @@ func TestHostWritesLines(t *testing.T) {
 	h := newHost(t)
 	_, stop := h.startPlugin(t, "a")
 	h.says(t, nil, "plugins", "wait", "a")
-	eventually(t, "it is registered", func() bool { return strings.Contains(h.out.String(), "registered") })
+	testkit.Eventually(t, "it is registered", func() bool { return strings.Contains(h.out.String(), "registered") })
 	stop()
-	eventually(t, "it is gone", func() bool { return strings.Contains(h.out.String(), "gone") })
+	testkit.Eventually(t, "it is gone", func() bool { return strings.Contains(h.out.String(), "gone") })
 	for _, w := range []string{"registered  DRAPlugin  a  " + filepath.Join(h.plugins, "a.sock"), "gone        DRAPlugin  a"} {
 		if !strings.Contains(h.out.String(), w) {
 			t.Errorf("%q lacks %q", h.out.String(), w)
@@ -210,11 +210,11 @@ func TestHostOnATerminal(t *testing.T) {
 	h.plugins, h.endpoint = filepath.Join(h.dir, "plugins"), "unix://"+filepath.Join(h.dir, "host.sock")
 	h.start(t, terminal)
 	_, stop := h.startPlugin(t, "a")
-	eventually(t, "the plugin is in the table", func() bool {
+	testkit.Eventually(t, "the plugin is in the table", func() bool {
 		return strings.Contains(screen.String(), ": 1 registered\r\n") && strings.Contains(screen.String(), "a.sock\r\n")
 	})
 	stop()
-	eventually(t, "the table is empty again", func() bool { return strings.HasSuffix(screen.String(), ": none yet\r\n\x1b[?7h") })
+	testkit.Eventually(t, "the table is empty again", func() bool { return strings.HasSuffix(screen.String(), ": none yet\r\n\x1b[?7h") })
 	if !strings.Contains(screen.String(), "\x1b[3A\r\x1b[J") {
 		t.Errorf("the table of three lines is not replaced: %q", screen.String())
 	}
@@ -271,7 +271,7 @@ func TestCommandsWaitForServersThatStart(t *testing.T) {
 		began[line] = w
 	}
 	for line, w := range began {
-		eventually(t, line+" has failed once", func() bool { return strings.Contains(w.String(), "retrying") })
+		testkit.Eventually(t, line+" has failed once", func() bool { return strings.Contains(w.String(), "retrying") })
 	}
 	device.serve(t)
 	h.start(t, nil)

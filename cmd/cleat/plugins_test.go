@@ -201,7 +201,7 @@ func TestHostListsDevices(t *testing.T) {
 	_, stop := h.startPluginOf(t, "gpu", &registration.PluginInfo{Type: device.Type, Name: "example.com/gpu", SupportedVersions: []string{"v1beta1"}},
 		func(s *grpc.Server) { deviceplugin.RegisterDevicePluginServer(s, gpus{}) })
 	h.says(t, []string{"DevicePlugin example.com/gpu is registered"}, "plugins", "wait", "example.com/gpu")
-	eventually(t, "the list has come", func() bool {
+	testkit.Eventually(t, "the list has come", func() bool {
 		all := askJSON[[]remote.Resource](t, h, "plugins", "devices")
 		return len(all) == 1 && all[0].Current
 	})
@@ -212,7 +212,7 @@ func TestHostListsDevices(t *testing.T) {
 		t.Errorf("%s", cmp.Diff(want, got))
 	}
 	stop()
-	eventually(t, "the plugin is gone", func() bool { return len(askJSON[[]remote.Resource](t, h, "plugins", "devices")) == 0 })
+	testkit.Eventually(t, "the plugin is gone", func() bool { return len(askJSON[[]remote.Resource](t, h, "plugins", "devices")) == 0 })
 }
 
 // A watch ends without error on an interrupt, and with an error when the host stops.
@@ -227,7 +227,7 @@ func TestWatchPlugins(t *testing.T) {
 		c.SetOut(out)
 		ended := make(chan error, 1)
 		go func() { ended <- c.ExecuteContext(ctx) }()
-		eventually(t, "the watch has begun", func() bool { return strings.Contains(out.String(), `"kind":"synced"`) })
+		testkit.Eventually(t, "the watch has begun", func() bool { return strings.Contains(out.String(), `"kind":"synced"`) })
 		return ended
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -143,7 +143,7 @@ func TestSriovDaemonApplies(t *testing.T) {
 	putFile(t, state, sriovSpec(2, 6))
 	n.offers(t, "example.com/net", 5)
 	n.offers(t, "example.com/dpdk", 1)
-	eventually(t, "its status says so", func() bool {
+	testkit.Eventually(t, "its status says so", func() bool {
 		s := n.status(t)
 		return s.Phase == daemon.Serving && s.Generation == 2 && s.Gate.Generation == 2 && s.Gate.Devices == 6
 	})
@@ -185,7 +185,7 @@ func TestSriovDaemonFollows(t *testing.T) {
 	end := n.daemon(t)
 	spec := map[string]any{"interfaces": []any{map[string]any{"pciAddress": "0000:3b:00.0", "numVfs": 4}}}
 	api.SetSpec("n1", spec)
-	eventually(t, "it waits for the operator", func() bool { return n.status(t).Phase == daemon.Pending })
+	testkit.Eventually(t, "it waits for the operator", func() bool { return n.status(t).Phase == daemon.Pending })
 	n.offers(t, "example.com/net", 0)
 	testkit.Must(t, (sysfstest.Network{Tree: n.tree}).SetUp(t.Context(), "ens1"))
 	api.SetStatus("n1", map[string]any{"syncStatus": "Succeeded"})
@@ -194,7 +194,7 @@ func TestSriovDaemonFollows(t *testing.T) {
 	api.SetSpec("n1", map[string]any{"interfaces": []any{map[string]any{"pciAddress": "0000:3b:00.0", "numVfs": 2}}})
 	n.offers(t, "example.com/net", 0)
 	t.Logf("withdrawn %s after the change", time.Since(began))
-	eventually(t, "it waits again", func() bool { return n.status(t).Phase == daemon.Pending })
+	testkit.Eventually(t, "it waits again", func() bool { return n.status(t).Phase == daemon.Pending })
 	for _, number := range []string{"0", "2"} {
 		testkit.Must(t, n.tree.Write(sysfstest.Device("0000:3b:00.0")+"/sriov_numvfs", number))
 	}

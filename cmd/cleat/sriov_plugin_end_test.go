@@ -72,7 +72,7 @@ func TestSriovPluginWithdrawsOnSIGTERM(t *testing.T) {
 			if way == "register" {
 				n.offers(t, "example.com/vf", 4)
 			} else {
-				eventually(t, "the registration socket", func() bool {
+				testkit.Eventually(t, "the registration socket", func() bool {
 					_, err := os.Lstat(filepath.Join(registry, "example.com_vf-reg.sock"))
 					return err == nil
 				})
@@ -118,7 +118,7 @@ func TestSriovPluginReloadsOnSIGHUP(t *testing.T) {
 	testkit.Must(t, errors.Join(os.Mkdir(elsewhere, 0o755), os.Rename(filepath.Join(n.dir, "config.json"), filepath.Join(elsewhere, "c.json")),
 		os.Symlink(filepath.Join(elsewhere, "c.json"), filepath.Join(n.dir, "config.json"))))
 	ended := n.launch("--rescan-interval", "1h")
-	eventually(t, "the plugin serves its status", func() bool {
+	testkit.Eventually(t, "the plugin serves its status", func() bool {
 		_, err := os.Lstat(filepath.Join(n.dir, "metrics.sock"))
 		return err == nil
 	})

@@ -4,9 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -19,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/server"
-	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
 	"github.com/cleatproject/cleat/sriov/plugin"
 	"github.com/cleatproject/cleat/sriov/plugin/plugintest"
@@ -90,7 +87,7 @@ func (n *fakeNode) offers(t *testing.T, resource string, count int) {
 // plugin has ended.
 func (n *fakeNode) awaitEmptyList(t *testing.T, resource string) {
 	t.Helper()
-	eventually(t, "the kubelet is left with an empty list of "+resource, func() bool {
+	testkit.Eventually(t, "the kubelet is left with an empty list of "+resource, func() bool {
 		lists := n.kubelet.Lists(resource)
 		return len(lists[len(lists)-1].All) == 0
 	})
@@ -109,10 +106,8 @@ func TestSriovPluginServes(t *testing.T) {
 		`cleat_sriov_registrations_total{resource="example.com/vf",result="ok"} 1`,
 	} {
 		// The plugin updates its metrics after the kubelet has received the list.
-		eventually(t, "the metrics have "+line, func() bool {
-			var metrics strings.Builder
-			ask(t, filepath.Join(n.dir, "metrics.sock"), "/metrics", &metrics)
-			return strings.Contains(metrics.String(), line+"\n")
+		testkit.Eventually(t, "the metrics have "+line, func() bool {
+			return strings.Contains(n.page(t, "/metrics"), line+"\n")
 		})
 	}
 	var document struct{ SRIOV plugin.Document }
@@ -139,14 +134,11 @@ func TestSriovPluginOmitsRefusedResource(t *testing.T) {
 	if text := log.String(); !strings.Contains(text, `"level":"ERROR","msg":"resource left out`) || !strings.Contains(text, `example.com/bad-`) {
 		t.Errorf("the log has no error that names the resource:\n%s", text)
 	}
-	var metrics, status strings.Builder
-	ask(t, filepath.Join(n.dir, "metrics.sock"), "/metrics", &metrics)
-	if want := `cleat_sriov_config_warnings{key="",kind="dropped",nearest=""} 1` + "\n"; !strings.Contains(metrics.String(), want) {
+	if want := `cleat_sriov_config_warnings{key="",kind="dropped",nearest=""} 1` + "\n"; !strings.Contains(n.page(t, "/metrics"), want) {
 		t.Errorf("the metrics have no %s", want)
 	}
-	ask(t, filepath.Join(n.dir, "metrics.sock"), "/status", &status)
-	if !strings.Contains(status.String(), "example.com/bad-") {
-		t.Errorf("/status does not name the resource:\n%s", &status)
+	if status := n.page(t, "/status"); !strings.Contains(status, "example.com/bad-") {
+		t.Errorf("/status does not name the resource:\n%s", status)
 	}
 	if names := n.kubelet.Resources(); !slices.Equal(names, []string{"example.com/vf"}) {
 		t.Errorf("the kubelet knows %v", names)
@@ -204,13 +196,12 @@ func TestUpstreamArgs(t *testing.T) {
 	}
 }
 
-func ask(t *testing.T, socket, path string, answer *strings.Builder) {
+// page returns a page of the plugin's telemetry.
+func (n *fakeNode) page(t *testing.T, path string) string {
 	t.Helper()
-	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return unixsock.Dial(ctx, socket) }}
-	defer transport.CloseIdleConnections()
-	response := testkit.Value((&http.Client{Transport: transport}).Get("http://cleat" + path))(t)
-	defer response.Body.Close()
-	testkit.Value(io.Copy(answer, response.Body))(t)
+	_, text, err := testkit.Page(t.Context(), testkit.UNIX(filepath.Join(n.dir, "metrics.sock")), http.MethodGet, path)
+	testkit.Must(t, err)
+	return text
 }
 
 // In controlled mode the plugin reports that it waits for a daemon.
@@ -219,7 +210,7 @@ func TestSriovPluginWaitsForDaemon(t *testing.T) {
 	_, end := n.run(t, "--controlled-mode")
 	socket := filepath.Join(n.dir, "control", "control.sock")
 	var out strings.Builder
-	eventually(t, "the plugin says that it waits", func() bool {
+	testkit.Eventually(t, "the plugin says that it waits", func() bool {
 		out.Reset()
 		c := newRootCommand()
 		c.SetArgs([]string{"sriov", "status", "--control-socket", socket, "-o", "json"})

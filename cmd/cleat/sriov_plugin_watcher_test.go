@@ -152,7 +152,7 @@ func TestWatcherRegisters(t *testing.T) {
 	}
 	// After a loss: the host registers again only if the socket is new.
 	testkit.Must(t, r.Register(r.context(), a))
-	eventually(t, "the host registered it again", func() bool {
+	testkit.Eventually(t, "the host registered it again", func() bool {
 		n := 0
 		for _, call := range r.handler.recorded() {
 			if strings.HasPrefix(call, "register example.com/a ") {
@@ -168,7 +168,7 @@ func TestWatcherRegisters(t *testing.T) {
 	if !r.created("example.com/a").IsZero() || r.created("example.com/b").IsZero() {
 		t.Error("not exactly the socket of the resource that was forgotten is gone")
 	}
-	eventually(t, "the host deregistered it", func() bool {
+	testkit.Eventually(t, "the host deregistered it", func() bool {
 		calls := r.handler.recorded()
 		return calls[len(calls)-1] == "deregister example.com/a "+a.Endpoint
 	})
@@ -199,7 +199,7 @@ func TestWatcherWaits(t *testing.T) {
 	r := newWatcherRig(t)
 	result := make(chan error, 1)
 	go func() { result <- r.Register(r.context(), r.registration("example.com/a")) }()
-	eventually(t, "the socket is there", func() bool { return !r.created("example.com/a").IsZero() })
+	testkit.Eventually(t, "the socket is there", func() bool { return !r.created("example.com/a").IsZero() })
 	select {
 	case err := <-result:
 		t.Fatalf("it returned %v without a host", err)
@@ -220,7 +220,7 @@ func TestWatcherWaitEnds(t *testing.T) {
 			before := r.created("example.com/a")
 			again := make(chan error, 1)
 			go func() { again <- r.Register(ctx, r.registration("example.com/a")) }()
-			eventually(r.t, "a new socket", func() bool { return r.created("example.com/a").After(before) })
+			testkit.Eventually(r.t, "a new socket", func() bool { return r.created("example.com/a").After(before) })
 			cancel()
 			if err := <-again; !errors.Is(err, context.Canceled) {
 				return err
@@ -236,7 +236,7 @@ func TestWatcherWaitEnds(t *testing.T) {
 			defer cancel()
 			result := make(chan error, 1)
 			go func() { result <- r.Register(ctx, r.registration("example.com/a")) }()
-			eventually(t, "the socket is there", func() bool { return !r.created("example.com/a").IsZero() })
+			testkit.Eventually(t, "the socket is there", func() bool { return !r.created("example.com/a").IsZero() })
 			if err := end(r, cancel); err != nil {
 				t.Error(err)
 			}

@@ -67,14 +67,14 @@ func TestStatusOfServers(t *testing.T) {
 	host := startServer(t, "host", "--plugins-dir", at("plugins"), "--socket", at("host/host.sock"), "-o", "none")
 	fence := startServer(t, "fence", "serve", "--peers-only", "--peer", "a=unix://"+at("peer.sock"), "--state-dir", at("fence"), "--endpoint", at("f/f.sock"))
 	search := ownServers(t, nil)
-	eventually(t, "host and fence are ready", func() bool {
+	testkit.Eventually(t, "host and fence are ready", func() bool {
 		all, err := search.run(t.Context())
 		return err == nil && len(all) == 2
 	})
 	dpu := startServer(t, "dpu", "--snap-socket", at("snap.sock"), "--plugin-socket", at("dpu/dpu.sock"), "--volume-dir", at("volumes"))
 	var all []serverStatus
 	var err error
-	eventually(t, "the DPU plugin answers", func() bool {
+	testkit.Eventually(t, "the DPU plugin answers", func() bool {
 		all, err = search.run(t.Context())
 		return len(all) == 3 && statusOf(t, all, dpu).State == notReady && !strings.Contains(statusText(t, all), "not listening yet")
 	})
@@ -113,7 +113,7 @@ func TestStatusOfPlugins(t *testing.T) {
 	stale.SetUnlinkOnClose(false)
 	testkit.Must(t, stale.Close())
 	search := ownServers(t, nil)
-	eventually(t, "the host reports the plugin", func() bool {
+	testkit.Eventually(t, "the host reports the plugin", func() bool {
 		all, err := search.run(t.Context())
 		return err == nil && len(all) == 1 && strings.Contains(statusText(t, all), "is ready, but: plugin "+h.plugins+"/old.sock is ")
 	})
@@ -126,7 +126,7 @@ func TestStatusOfDefaultPlaces(t *testing.T) {
 	socket := filepath.Join(dir, "fence", server.StatusName)
 	fence := startServer(t, "fence", "serve", "--peers-only", "--peer", "a=unix://"+filepath.Join(dir, "x"), "--state-dir", filepath.Dir(socket), "--endpoint", filepath.Join(dir, "f/f.sock"))
 	search := ownServers(t, map[string]string{serverFence: socket})
-	eventually(t, "the fence is ready, once", func() bool {
+	testkit.Eventually(t, "the fence is ready, once", func() bool {
 		all, err := search.run(t.Context())
 		return err == nil && len(all) == 1
 	})
