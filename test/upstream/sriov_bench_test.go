@@ -159,7 +159,7 @@ func BenchmarkSriovDaemon(b *testing.B) {
 		regain func(s *sriovSite, round int64)
 	}{
 		{"killed-to-none", nil,
-			func(s *sriovSite) time.Time { began := time.Now(); s.daemon.kill(); return began },
+			func(s *sriovSite) time.Time { began := time.Now(); s.daemon.Kill(); return began },
 			func(s *sriovSite, _ int64) { s.answer() }},
 		{"lease-expired-to-none/standing-still", []string{"--lease", lease.String()},
 			func(s *sriovSite) time.Time {
@@ -247,7 +247,7 @@ func BenchmarkSriovMemory(b *testing.B) {
 				// One scan a second, 60 times the usual rate.
 				rest := time.NewTimer(5 * time.Second)
 				<-rest.C
-				resident = testkit.Resident(b, s.server.cmd.Process.Pid)
+				resident = testkit.Resident(b, s.server.PID())
 			}
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(resident, "resident-MiB")

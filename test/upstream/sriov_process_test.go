@@ -32,7 +32,7 @@ func TestSriovLossOfControl(t *testing.T) {
 	}{
 		{
 			name: "the daemon is killed",
-			lose: func(s *sriovSite) { s.daemon.kill() },
+			lose: func(s *sriovSite) { s.daemon.Kill() },
 		}, {
 			name: "the daemon is stopped",
 			lose: func(s *sriovSite) { s.daemon.terminate() },
@@ -61,7 +61,7 @@ func TestSriovLossOfControl(t *testing.T) {
 			regain: func(s *sriovSite) { s.want(2, ""); s.held(2) },
 		}, {
 			name: "the plugin is killed",
-			lose: func(s *sriovSite) { s.server.kill() },
+			lose: func(s *sriovSite) { s.server.Kill() },
 			regain: func(s *sriovSite) {
 				s.serve()
 				s.held(1)
@@ -79,7 +79,7 @@ func TestSriovLossOfControl(t *testing.T) {
 			for range 2 {
 				c.lose(s)
 				s.awaitAllocatable(0)
-				if s.server.cmd.ProcessState == nil {
+				if s.server.runs() {
 					if answer := s.admit(1); answer["error"] == nil {
 						t.Errorf("a pod was admitted after the loss: %s", answer)
 					}
@@ -153,7 +153,7 @@ func TestSriovHold(t *testing.T) {
 		s.held(1)
 		began := time.Now()
 		for range 3 {
-			s.daemon.kill()
+			s.daemon.Kill()
 			s.awaitStatus("the hold time runs", func(g gate.Status) bool { return g.Holding == gate.Lost })
 			s.answer("--hold", "1m")
 			s.held(1)
@@ -170,7 +170,7 @@ func TestSriovHold(t *testing.T) {
 		s.awaitCounts(4, 4)
 		s.held(1)
 		lost := time.Now()
-		s.daemon.kill()
+		s.daemon.Kill()
 		s.awaitAllocatable(0)
 		if held := time.Since(lost); held < 3*time.Second {
 			t.Errorf("the devices were withdrawn after %s, before the hold time of 3s", held)
@@ -251,9 +251,9 @@ func TestSriovSecondPlugin(t *testing.T) {
 		s.awaitCounts(4, 4)
 		s.held(1)
 		first, began := s.server, time.Now()
-		s.serve("--state-dir", filepath.Join(s.dir, "p2"), "--metrics-address", filepath.Join(s.dir, "p2.sock")).ended()
-		if s.server.cmd.ProcessState.Success() || !strings.Contains(s.server.said(), s.socket) {
-			t.Errorf("the second plugin ended with %s and logged:\n%s", s.server.cmd.ProcessState, s.server.tail())
+		s.serve("--state-dir", filepath.Join(s.dir, "p2"), "--metrics-address", filepath.Join(s.dir, "p2.sock"))
+		if err := s.server.Wait(); err == nil || !strings.Contains(s.server.said(), s.socket) {
+			t.Errorf("the second plugin ended with %v and logged:\n%s", err, s.server.tail())
 		}
 		unharmed(s, first, began)
 	})
@@ -275,10 +275,8 @@ func TestSriovSecondPlugin(t *testing.T) {
 // unharmed checks that the kubelet has noticed nothing of a plugin's conflict.
 func unharmed(s *sriovSite, p *sriovProcess, began time.Time) {
 	s.t.Helper()
-	select {
-	case <-p.exited:
+	if !p.runs() {
 		s.t.Fatalf("the first plugin ended:\n%s", p.tail())
-	default:
 	}
 	if all := s.kubelet.since(began, sriovResource); len(all) != 1 || all[0] != [2]int64{4, 4} {
 		s.t.Errorf("the kubelet had %v, want 4 and 4 all the time", all)

@@ -56,7 +56,7 @@ func TestSriovRegistrationGate(t *testing.T) {
 		s.answer()
 		s.awaitCounts(4, 4)
 		for range 3 {
-			s.daemon.kill()
+			s.daemon.Kill()
 			s.awaitCounts(0, 0)
 			s.answer()
 			s.awaitCounts(4, 4)
@@ -79,7 +79,7 @@ func TestSriovPluginRestarts(t *testing.T) {
 			if i%5 == 0 {
 				s.server.terminate()
 			} else {
-				s.server.kill()
+				s.server.Kill()
 			}
 			s.serve(flags...)
 			s.held(1)
@@ -106,14 +106,14 @@ func TestSriovKubeletRestartsBesideProcesses(t *testing.T) {
 		s.awaitCounts(4, 4)
 		restart() // offered
 		s.awaitCounts(4, 4)
-		s.daemon.kill()
+		s.daemon.Kill()
 		s.awaitCounts(0, 0)
 		restart() // withdrawn
 		s.answer()
 		s.awaitCounts(4, 4)
 		// The kubelet is down while control is lost.
 		s.kubelet.stop()
-		s.daemon.kill()
+		s.daemon.Kill()
 		s.awaitStatus("no claim", func(g gate.Status) bool { return g.Holding == gate.Waiting })
 		s.startKubelet()
 		s.awaitStatus("the kubelet streams a withdrawn resource", func(g gate.Status) bool { return g.Resources[sriovResource].Streaming })
@@ -156,7 +156,7 @@ func TestSriovOtherPluginStartsAndStops(t *testing.T) {
 			s.held(1)
 			s.kubelet.say(fmt.Sprintf("end %d", pods-1))
 		}
-		s.daemon.kill()
+		s.daemon.Kill()
 		s.awaitCounts(0, 0)
 	})
 }

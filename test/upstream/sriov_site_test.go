@@ -1,7 +1,6 @@
 package upstream
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -37,13 +35,9 @@ type sriovSite struct {
 
 // sriovProcess is one run of cleat.
 type sriovProcess struct {
-	t      testing.TB
-	name   string
-	cmd    *exec.Cmd
-	exited chan struct{}
-
-	mu  sync.Mutex
-	log bytes.Buffer
+	*testkit.Process
+	t    testing.TB
+	name string
 }
 
 func newSriovSite(t testing.TB, vfs int) *sriovSite {
@@ -61,18 +55,9 @@ func newSriovSite(t testing.TB, vfs int) *sriovSite {
 // launch starts cleat with these arguments.
 func (s *sriovSite) launch(name string, words ...string) *sriovProcess {
 	s.t.Helper()
-	p := &sriovProcess{t: s.t, name: name, cmd: exec.Command(cleatProgram(s.t), words...), exited: make(chan struct{})}
-	p.cmd.Stderr = p
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := p.cmd.Start(); err != nil {
-		s.t.Fatal(err)
-	}
-	go func() {
-		defer close(p.exited)
-		_ = p.cmd.Wait()
-	}()
+	p := &sriovProcess{testkit.Value(testkit.Launch(exec.Command(cleatProgram(s.t), words...)))(s.t), s.t, name}
 	s.t.Cleanup(func() {
-		p.kill()
+		p.Kill()
 		if s.t.Failed() {
 			s.t.Logf("end of the log of %s:\n%s", name, p.tail())
 		}
@@ -80,18 +65,7 @@ func (s *sriovSite) launch(name string, words ...string) *sriovProcess {
 	return p
 }
 
-// Write collects the log.
-func (p *sriovProcess) Write(text []byte) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.log.Write(text)
-}
-
-func (p *sriovProcess) said() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.log.String()
-}
+func (p *sriovProcess) said() string { return p.Log.String() }
 
 func (p *sriovProcess) tail() string {
 	lines := strings.SplitAfter(p.said(), "\n")
@@ -100,33 +74,24 @@ func (p *sriovProcess) tail() string {
 
 func (p *sriovProcess) signal(s syscall.Signal) {
 	p.t.Helper()
-	if err := p.cmd.Process.Signal(s); err != nil {
-		p.t.Fatalf("%s: %v", p.name, err)
-	}
+	testkit.Must(p.t, p.Signal(s))
 }
 
-// kill ends the process with SIGKILL.
-func (p *sriovProcess) kill() {
-	_ = p.cmd.Process.Kill()
-	<-p.exited
+// runs reports whether the process has not ended.
+func (p *sriovProcess) runs() bool {
+	select {
+	case <-p.Done():
+		return false
+	default:
+		return true
+	}
 }
 
 // terminate stops the process with SIGTERM, and wants exit code 0.
 func (p *sriovProcess) terminate() {
 	p.t.Helper()
-	p.signal(syscall.SIGTERM)
-	p.ended()
-	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
-		p.t.Errorf("%s ended with %s", p.name, p.cmd.ProcessState)
-	}
-}
-
-func (p *sriovProcess) ended() {
-	p.t.Helper()
-	select {
-	case <-p.exited:
-	case <-time.After(*sriovPatience):
-		p.t.Fatalf("%s does not exit:\n%s", p.name, p.tail())
+	if err := p.Stop(); err != nil {
+		p.t.Errorf("%s: %v\n%s", p.name, err, p.tail())
 	}
 }
 

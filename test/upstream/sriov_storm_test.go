@@ -200,7 +200,7 @@ var sriovDisturbances = []struct {
 	}},
 	{"the daemon is killed", func(s *sriovStorm) {
 		s.process()
-		s.daemon.kill()
+		s.daemon.Kill()
 		s.awaitAllocatable(0)
 		s.withdrawn()
 	}},
@@ -212,13 +212,13 @@ var sriovDisturbances = []struct {
 		s.withdrawn()
 		s.daemon.signal(syscall.SIGCONT)
 		s.offered() // after it has checked the node again
-		s.daemon.kill()
+		s.daemon.Kill()
 		s.awaitAllocatable(0)
 	}},
 	{"the plugin is killed", func(s *sriovStorm) {
 		s.claim()
 		s.offered()
-		s.server.kill()
+		s.server.Kill()
 		s.awaitAllocatable(0)
 		s.serve()
 		s.offered()
@@ -228,7 +228,7 @@ var sriovDisturbances = []struct {
 		s.claim()
 		s.offered()
 		wait := s.disabling()
-		s.server.kill()
+		s.server.Kill()
 		s.serve()
 		wait()
 	}},
@@ -272,7 +272,7 @@ func (s *sriovStorm) process() {
 func (p *sriovProcess) awaitStopped() {
 	p.t.Helper()
 	until(p.t, p.name+" is stopped", func() (bool, string) {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID()))
 		return err == nil && strings.Contains(string(stat), ") T "), string(stat)
 	})
 }
