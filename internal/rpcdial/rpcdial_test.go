@@ -116,7 +116,7 @@ func TestConnectAndClose(t *testing.T) {
 	var clients sync.WaitGroup
 	// A client waits at most 5 s for the server to accept, and all 500 at once can
 	// take longer.
-	slots := make(chan struct{}, 50)
+	slots := make(chan struct{}, 8)
 	for range connections {
 		clients.Go(func() {
 			slots <- struct{}{}
