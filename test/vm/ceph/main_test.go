@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cleatproject/cleat/internal/linux/kernelcall"
+	"github.com/cleatproject/cleat/test/features"
 	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/testkit/cephtest"
@@ -41,13 +42,17 @@ func TestMain(m *testing.M) {
 }
 
 // build builds the programs: cleat for nodes as a static binary with crash
-// points, controller the one with Ceph's libraries.
+// points, also of the build before, controller the one with Ceph's libraries.
 func build(ctx context.Context, dir string) error {
 	to := func(name, pkg string, flags ...string) error {
 		return testkit.BuildTo(ctx, filepath.Join(dir, name), pkg, flags...)
 	}
+	var before error
+	if soak.Enabled {
+		before = features.BuildPreviousRemoteTo(ctx, filepath.Join(dir, previous), "crashpoints")
+	}
 	return errors.Join(
-		to("cleat", testkit.Cleat, "-tags", "crashpoints"), to("controller", testkit.Cleat, "-tags", "ceph,pacific"), to("suite", testkit.Suite),
+		before, to("cleat", testkit.Cleat, "-tags", "crashpoints"), to("controller", testkit.Cleat, "-tags", "ceph,pacific"), to("suite", testkit.Suite),
 		to("rbdclient", "./test/vm/ceph/rbdclient"), to("fsclient", "./test/vm/ceph/fsclient", "-tags", "crashpoints"),
 		to("mounter", "./test/vm/dpu/mounter"), to("writer", "./test/vm/pair/writer"),
 	)
