@@ -35,6 +35,7 @@ func TestCeph(t *testing.T) {
 	run(t, r, test{"restarts", (*rig).testRestarts}, test{"takeover", (*rig).testTakeovers})
 	if soak.Enabled {
 		run(t, r, test{"attach time", (*rig).testAttachTime}, test{"upgrade", (*rig).testUpgrade})
+		run(t, fs, fsTest{"upgrade of CephFS", (*fsRig).testUpgrade})
 	}
 	run(t, fs, fsTest{"dpu", (*fsRig).testDPU}, fsTest{"shared", (*fsRig).testShared}, fsTest{"fence", (*fsRig).testFence},
 		fsTest{"takeover", (*fsRig).testTakeover}, fsTest{"server", (*fsRig).testServer})
