@@ -64,8 +64,8 @@ var sabotages = []struct {
 			New:  "return nil",
 		}, { // which might be as fast
 			File: "fence/enforce/guard.go",
-			Old:  "\te.check(ctx)\n\tfor {",
-			New:  "\tfor {",
+			Old:  "e.each(ctx, e.config.Changed, func() { e.check(ctx) })",
+			New:  "first := true\n\te.each(ctx, e.config.Changed, func() {\n\t\tif !first {\n\t\t\te.check(ctx)\n\t\t}\n\t\tfirst = false\n\t})",
 		}},
 		scenario: func(s *site, program string) { s.reboot(program) },
 		symptom:  "before its fences are applied",
