@@ -238,38 +238,41 @@ func TestPool(t *testing.T) {
 	p.attachRefused(v, errs.Precondition, "pool.json")
 }
 
-// A recorded backing that is now another file's does not match.
+// A recorded backing that is now another file's does not match, also if that file is
+// deleted. It has another name, or the same one in another pool, as in a copy of the pool.
 func TestReusedInode(t *testing.T) {
-	p := newPool(t)
-	old, mine := p.volume("old"), p.volume("mine")
-	old.Device = p.attach(mine, node.Use{Block: true}) // with the inode of "old"
-	testkit.Must(p.t, os.Remove(p.path("old")))
-	view, err := p.Inspect(t.Context(), old)
-	if err != nil || !view.Device.IsZero() || view.Presence != node.Missing {
-		t.Errorf("the device of another volume is reported: %+v, %v", view, err)
+	for name, c := range map[string]struct {
+		name               string
+		otherPool, deleted bool
+	}{
+		"of another name":                     {"mine", false, false},
+		"of another name, deleted":            {"mine", false, true},
+		"of the same name in another pool":    {"old", true, false},
+		"of that in another pool and deleted": {"old", true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPool(t)
+			of := p
+			if c.otherPool {
+				of = newPool(t)
+			}
+			old, mine := p.volume("old"), of.volume(c.name)
+			old.Device = of.attach(mine, node.Use{Block: true}) // with the inode of "old"
+			testkit.Must(t, os.Remove(p.path("old")))
+			if mine.Device = old.Device; c.deleted {
+				testkit.Must(t, os.Remove(of.path(c.name)))
+			}
+			view, err := p.Inspect(t.Context(), old)
+			if err != nil || !view.Device.IsZero() || view.Presence != node.Missing {
+				t.Errorf("the device of another volume is reported: %+v, %v", view, err)
+			}
+			testkit.Must(t, p.Detach(t.Context(), old))
+			if view, err := of.Inspect(t.Context(), mine); err != nil || view.Device != old.Device {
+				t.Errorf("the device of another volume was detached: %+v, %v", view, err)
+			}
+			testkit.Must(t, of.Detach(t.Context(), mine))
+		})
 	}
-	testkit.Must(p.t, p.Detach(t.Context(), old))
-	if view, err := p.Inspect(t.Context(), mine); err != nil || view.Device != old.Device {
-		t.Errorf("the device of another volume was detached: %+v, %v", view, err)
-	}
-	testkit.Must(p.t, p.Detach(t.Context(), mine))
-}
-
-// Here the other volume has the same name, as in a copy of the pool.
-func TestReusedInodeInAnotherPool(t *testing.T) {
-	p, other := newPool(t), newPool(t)
-	old, theirs := p.volume("v"), other.volume("v")
-	old.Device = other.attach(theirs, node.Use{Block: true}) // with the same inode
-	testkit.Must(p.t, os.Remove(p.path("v")))
-	view, err := p.Inspect(t.Context(), old)
-	if err != nil || !view.Device.IsZero() || view.Presence != node.Missing {
-		t.Errorf("the device of another pool is reported: %+v, %v", view, err)
-	}
-	testkit.Must(p.t, p.Detach(t.Context(), old))
-	if view, err := other.Inspect(t.Context(), theirs); err != nil || view.Device != old.Device {
-		t.Errorf("the device of another pool was detached: %+v, %v", view, err)
-	}
-	testkit.Must(p.t, other.Detach(t.Context(), theirs))
 }
 
 // A pool's file system shuts down under a device in use, which is still

@@ -121,27 +121,33 @@ func (a *Attacher) findUnresponsive(ctx context.Context, t node.Target) ([]loop.
 	return found, nil
 }
 
-// isOfAnotherVolume: the device is bound to another volume's file.
+// isOfAnotherVolume: the device is bound to another volume's file. Of a deleted file
+// the name and the directory decide, as far as they are known.
 func (a *Attacher) isOfAnotherVolume(locator access.Access, d loop.Device) (bool, error) {
 	shown, deleted, err := loop.BackingName(d)
 	switch {
 	case errors.Is(err, loop.ErrGone):
 		return true, nil
-	case err != nil || deleted:
+	case err != nil:
 		return false, err
 	}
 	l, ok := locator.(access.File)
 	if !ok {
-		return true, nil
+		return !deleted, nil
 	}
 	name := path.Join(poolfile.Volumes, path.Base(shown))
-	if name == l.Name { // in any pool
-		if same, known := a.isPool(filepath.Dir(shown)); !known || same {
-			return false, nil
-		}
-		return isBacking(d, func() (*os.File, error) { return os.OpenFile(shown, os.O_RDONLY|unix.O_NONBLOCK, 0) })
+	same, known := a.isPool(filepath.Dir(shown))
+	switch {
+	case name != l.Name && deleted:
+		return true, nil
+	case name != l.Name:
+		return isBacking(d, func() (*os.File, error) { return a.open(access.File{Pool: l.Pool, Name: name}, os.O_RDONLY) })
+	case !known || same:
+		return false, nil
+	case deleted:
+		return true, nil
 	}
-	return isBacking(d, func() (*os.File, error) { return a.open(access.File{Pool: l.Pool, Name: name}, os.O_RDONLY) })
+	return isBacking(d, func() (*os.File, error) { return os.OpenFile(shown, os.O_RDONLY|unix.O_NONBLOCK, 0) })
 }
 
 // isBacking reports whether a device is bound to a file, which does not have to
