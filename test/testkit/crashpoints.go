@@ -12,7 +12,7 @@ import (
 
 // CrashPoints returns the names of crash points (internal/crashpoint) in the
 // code of the package under test, or of other directories of the tree ("dpu",
-// "*"), sorted. It fails the test without any.
+// "*"), sorted.
 func CrashPoints(t testing.TB, dir ...string) []string {
 	t.Helper()
 	hit := regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
@@ -28,9 +28,6 @@ func CrashPoints(t testing.TB, dir ...string) []string {
 		for _, m := range hit.FindAllStringSubmatch(string(Value(os.ReadFile(name))(t)), -1) {
 			found[m[1]] = true
 		}
-	}
-	if len(found) == 0 {
-		t.Fatalf("no crash point in %s", files)
 	}
 	return slices.Sorted(maps.Keys(found))
 }
