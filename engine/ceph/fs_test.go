@@ -283,7 +283,7 @@ func TestFSCopyIsCanceledByOthers(t *testing.T) {
 	if diff := cmp.Diff(want, readFiles(t, pathOf(again))); diff != "" {
 		t.Errorf("the copy differs: %s", diff)
 	}
-	_, err = e.Get(ctx, v.ID)
+	_, err = e.Get(testkit.Context(t), v.ID)
 	wantKind(t, err, "Get of the volume whose copy was canceled", errs.NotFound)
 }
 
