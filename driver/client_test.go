@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/errs"
@@ -60,25 +59,16 @@ func TestNodeAddressesThatCannotBeRead(t *testing.T) {
 		d.Logger = slog.New(slog.DiscardHandler)
 		testkit.Must(t, d.ledger.RecordClient(t.Context(), had))
 		node := csi.NewNode(csi.NodeConfig{NodeID: "n", Deployment: csi.Deployment{MultiNode: true}, Client: d.self, Named: d.named})
-		withoutFiles(t, func() {
-			c, err := d.client(t.Context())
-			testkit.WantError(t, name+": GetFenceClients", err, errs.Unavailable, "addresses of node n")
-			if len(c.Addrs) > 0 {
-				t.Errorf("%s: %v", name, c.Addrs)
-			}
-			if info, err := node.NodeGetInfo(t.Context(), &spec.NodeGetInfoRequest{}); given == nil && errs.KindOf(err) != errs.Unavailable {
-				t.Errorf("%s: NodeGetInfo: %v, %v", name, info, err)
-			}
-		})
+		release := testkit.LimitFiles(t, 0)
+		c, err := d.client(t.Context())
+		info, infoErr := node.NodeGetInfo(t.Context(), &spec.NodeGetInfoRequest{})
+		release()
+		testkit.WantError(t, name+": GetFenceClients", err, errs.Unavailable, "addresses of node n")
+		if len(c.Addrs) > 0 {
+			t.Errorf("%s: %v", name, c.Addrs)
+		}
+		if given == nil && errs.KindOf(infoErr) != errs.Unavailable {
+			t.Errorf("%s: NodeGetInfo: %v, %v", name, info, infoErr)
+		}
 	}
-}
-
-// withoutFiles calls f while the process can open no file or socket.
-func withoutFiles(t *testing.T, f func()) {
-	t.Helper()
-	var before unix.Rlimit
-	testkit.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
-	testkit.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: before.Max}))
-	defer func() { testkit.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before)) }()
-	f()
 }

@@ -51,7 +51,7 @@ func TestStateInConfigMap(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	watching.Go(func() {
 		o.Watch(ctx, func(err error) {
-			if errs.KindOf(err) != errs.Unavailable { // as while the cache of the API server is behind the version that was read
+			if errs.KindOf(err) != errs.Unavailable { // as while the cache of the API server lacks the version that was read
 				t.Errorf("watch: %v", err)
 			}
 		})
