@@ -185,14 +185,22 @@ func TestChangePortsWithoutGap(t *testing.T) {
 	open(t, c) // for the cleanup
 }
 
-// lookForWindow reads until nothing is enforced.
+// lookForWindow reads until nothing is enforced. While the kernel replaces a table it
+// already has the new generation and still lists the old table, which has no rules then
+// (nf_tables_commit, nf_tables_dump_rules): a generation without rules is one in which
+// several looks find none, and no look finds them.
 func lookForWindow(t *testing.T, c *nft.Conn, stop <-chan struct{}) string {
-	looks := 0
-	for {
+	const several, enough = 3, 10
+	var generation uint32
+	var with, without int // looks of this generation
+	for looks := 0; ; {
 		select {
 		case <-stop:
-			if looks >= 10 { // enough
+			if looks >= enough && with > 0 {
 				return ""
+			}
+			if without >= 1000 {
+				return "no rules in the end"
 			}
 		default:
 		}
@@ -207,8 +215,19 @@ func lookForWindow(t *testing.T, c *nft.Conn, stop <-chan struct{}) string {
 		if before != after || afterErr != nil {
 			continue
 		}
-		if looks++; err != nil || len(rules) != 4 || len(elements) < 2 {
+		if before != generation {
+			if without >= several && with == 0 {
+				return fmt.Sprintf("a window: no rules in generation %d", generation)
+			}
+			generation, with, without = before, 0, 0
+		}
+		if looks++; err != nil || len(elements) < 2 {
 			return fmt.Sprintf("a window: %d rules, %d elements, %v", len(rules), len(elements), err)
+		}
+		if len(rules) == 4 {
+			with++
+		} else {
+			without++
 		}
 	}
 }
