@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -126,7 +128,7 @@ func podOf(leader string) string {
 func (c *spdkCase) driverOf(pod string) int {
 	c.Helper()
 	for _, pid := range processesWith(c.T, "--lease="+system+"/"+spdkLease) {
-		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/etc/hostname", pid))
+		name, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "root", "etc", "hostname")) // of the container
 		if err == nil && strings.TrimSpace(string(name)) == pod {
 			return pid
 		}
