@@ -185,13 +185,13 @@ func (s *fenceServer) checkRecord(ctx context.Context, path string) error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("--state-dir: %w", err)
 	}
-	held, err := s.filter.Held(ctx)
+	blocks, err := s.filter.Blocks(ctx)
 	if err != nil {
-		return err
+		return fmt.Errorf("--state-dir %s has no record of fences, and those in table %s are not known: set the directory with their record, or unfence all of them with --lift-unrecorded: %w", s.StateDir, s.table, err)
 	}
-	if len(held) > 0 {
+	if len(blocks) > 0 {
 		return fmt.Errorf("--state-dir %s has no record of fences, but table %s fences %d blocks, including %s: set the directory with their record, or unfence all of them with --lift-unrecorded",
-			s.StateDir, s.table, len(held), held[0])
+			s.StateDir, s.table, len(blocks), blocks[0])
 	}
 	return nil
 }

@@ -193,7 +193,8 @@ func sameNamespace(a, b *nft.Conn) (bool, error) {
 	return first == second, err
 }
 
-// adopt repairs the table and keeps its clients.
+// adopt repairs the table and keeps its clients. Content that cannot be read stays as
+// it is: only Apply knows the blocks then.
 func (f *Filter) adopt(ctx context.Context) error {
 	readings, err := f.read(ctx, true)
 	if err != nil {
@@ -201,19 +202,26 @@ func (f *Filter) adopt(ctx context.Context) error {
 	}
 	f.count(readings)
 	f.counts[0].total, f.counts[1].total = 0, 0 // of earlier processes
-	var clients []netip.Prefix
-	for _, r := range readings {
-		held, err := r.blocks()
-		if err != nil { // the enforcer calls Apply next
-			f.log.WarnContext(ctx, "unexpected content in table, ignored", "table", r.table.Name, "err", err)
-		}
-		clients = append(clients, held...)
+	clients, err := clientsIn(readings)
+	if err != nil {
+		f.log.WarnContext(ctx, "unexpected content in table, kept", "table", f.config.Table, "err", err)
+		return nil
 	}
 	set, err := cidr.Set(clients)
 	if err != nil {
 		return err
 	}
 	return f.put(ctx, readings, set)
+}
+
+// Blocks reads the blocks in the table, whether or not they are in force.
+// Precondition: another program has changed the table, so that they are not known.
+func (f *Filter) Blocks(ctx context.Context) ([]netip.Prefix, error) {
+	readings, err := f.read(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	return clientsIn(readings)
 }
 
 // Apply replaces the blocks in a transaction. After nil, later packets from

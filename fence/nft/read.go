@@ -90,6 +90,18 @@ func (r reading) blocks() ([]netip.Prefix, error) {
 	return cidr.Merge(append(v4, v6...))
 }
 
+// clientsIn returns the blocks of all tables.
+func clientsIn(readings []reading) (all []netip.Prefix, err error) {
+	for _, r := range readings {
+		blocks, err := r.blocks()
+		if err != nil {
+			return nil, errs.Errorf(errs.Precondition, "another program has changed the clients of table inet %s: %w", r.table.Name, err)
+		}
+		all = append(all, blocks...)
+	}
+	return cidr.Merge(all)
+}
+
 func wrapKind(what string, err error) error {
 	kind := errs.Internal
 	switch {

@@ -142,6 +142,29 @@ func TestBothKilled(t *testing.T) {
 	}
 }
 
+// A change of another program that Open cannot read lifts no fence until Apply.
+func TestBothKilledAndChanged(t *testing.T) {
+	t.Parallel()
+	testkit.EnterNetNS(t)
+	c := config(t)
+	s := startServer(t, c, block)
+	s.Kill()
+	killHolder(t, s.holder, unix.SIGKILL)
+	testkit.Run(t, "nft", "delete table inet cleat-test; table inet cleat-test { set clients4 { type ipv4_addr; flags interval, timeout; elements = { "+block+" timeout 1h }; }; "+
+		"chain prerouting { type filter hook prerouting priority raw; ip saddr @clients4 drop; }; }")
+	f := open(t, c)
+	if !inKernel(t, c.Table) {
+		t.Error("the next server has lifted the fence")
+	}
+	if blocks, err := f.Blocks(t.Context()); errs.KindOf(err) != errs.Precondition || !strings.Contains(err.Error(), "cleat-test") {
+		t.Errorf("the blocks of the table are %v, %v", blocks, err)
+	}
+	apply(t, f, blocks(block)...)
+	wantHeld(t, f, block)
+	testkit.Diff(t, "blocks", fmt.Sprint(blocks(block)), fmt.Sprint(testkit.Value(f.Blocks(t.Context()))(t)))
+	checkProtected(t)
+}
+
 // The remaining window: the next server starts with an empty table, which Held
 // reports.
 func TestBothKilledAndFlushed(t *testing.T) {
