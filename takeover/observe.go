@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/cleatproject/cleat/internal/kubeobject"
+	"github.com/cleatproject/cleat/internal/machineid"
 	"github.com/cleatproject/cleat/takeover/plan"
 )
 
@@ -131,12 +132,21 @@ func (c *Controller) readNodes(ctx context.Context, o *observation) error {
 	return nil
 }
 
+// uniqueID returns an id, or "" if it is a placeholder, which other machines can
+// have too.
+func uniqueID(id string) string {
+	if !machineid.IsUnique(id) {
+		return ""
+	}
+	return id
+}
+
 func (c *Controller) planNode(n *corev1.Node) *plan.Node {
 	info := n.Status.NodeInfo
 	_, excluded := n.Labels[excludeLabel]
 	p := &plan.Node{
 		UID:           string(n.UID),
-		Machine:       plan.Machine{Name: n.Name, MachineID: info.MachineID, SystemUUID: info.SystemUUID, BootID: info.BootID},
+		Machine:       plan.Machine{Name: n.Name, MachineID: uniqueID(info.MachineID), SystemUUID: uniqueID(info.SystemUUID), BootID: info.BootID},
 		Excluded:      excluded || slices.Contains(c.config.Coverage.ExcludedNodes, n.Name),
 		Unschedulable: n.Spec.Unschedulable,
 	}

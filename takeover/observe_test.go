@@ -279,6 +279,19 @@ func FuzzParseCoverage(f *testing.F) {
 	})
 }
 
+// A placeholder instead of an id is that of any board of its kind.
+func TestPlaceholderIDs(t *testing.T) {
+	for _, ids := range []string{
+		"machineID: m, systemUUID: 00000000-0000-0000-0000-000000000000", "machineID: m, systemUUID: 03000200-0400-0500-0006-000700080009",
+		"machineID: uninitialized, systemUUID: u",
+	} {
+		o := observed(t, withBackend, backend{}, "{apiVersion: v1, kind: Node, metadata: {name: lost}, status: {nodeInfo: {"+ids+", bootID: b}}}")
+		if m := o.Node.Machine; m.MachineID != "" && m.SystemUUID != "" {
+			t.Errorf("%s identify the machine %+v", ids, m)
+		}
+	}
+}
+
 // Ids that two Nodes have identify no machine, so that another boot id with them is no
 // proof of a reboot.
 func TestSharedMachineIDs(t *testing.T) {

@@ -129,7 +129,10 @@ func TestAnotherMachine(t *testing.T) {
 	report("another disk", "f"+machineID[1:], productUUID, "4")
 	s.Delete("cleat-boot.node.a")
 	report("a new Lease", "f"+machineID[1:], productUUID, "5")
-	for _, m := range []*machine{newMachine(t, "uninitialized\n", productUUID), newMachine(t, machineID, "Not Settable\n")} {
+	for _, m := range []*machine{
+		newMachine(t, "uninitialized\n", productUUID), newMachine(t, strings.Repeat("0", 32)+"\n", productUUID),
+		newMachine(t, machineID, "Not Settable\n"), newMachine(t, machineID, "03000200-0400-0500-0006-000700080009\n"),
+	} {
 		testkit.Must(t, m.start(t, s, testkit.Timeout).Run(t.Context()))
 		if b := wantBoot(t, s, "boot-1", false); b.Machine != "" {
 			t.Errorf("a machine without ids is %s", b.Machine)

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/cleatproject/cleat/internal/machineid"
 )
 
 // report is the content of a Lease.
@@ -64,8 +66,8 @@ var (
 )
 
 // readMachine reads boot and machine below a root directory, normally /. The
-// machine is "" unless both ids are known: machines that were cloned have the same
-// machine-id, some boards the same product_uuid. In a pod with the host's PIDs,
+// machine is "" unless both ids are known, and no placeholders: machines that were
+// cloned have the same machine-id, some boards the same product_uuid. In a pod with the host's PIDs,
 // process 1 has the host's files.
 func readMachine(root string) (r report, err error) {
 	read := func(path string) string {
@@ -80,7 +82,8 @@ func readMachine(root string) (r report, err error) {
 		return r, fmt.Errorf("the boot id in /%s cannot be read", bootID)
 	}
 	machineID, productUUID := read(filepath.Join("proc", "1", "root", "etc", "machine-id")), read("sys/class/dmi/id/product_uuid")
-	if machineIDPattern.MatchString(machineID) && productUUIDPattern.MatchString(productUUID) {
+	areIDs := machineIDPattern.MatchString(machineID) && productUUIDPattern.MatchString(productUUID)
+	if areIDs && machineid.IsUnique(machineID) && machineid.IsUnique(productUUID) {
 		sum := sha256.Sum256([]byte(machineID + "/" + productUUID))
 		r.machine = hex.EncodeToString(sum[:16])
 	}

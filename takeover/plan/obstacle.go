@@ -15,7 +15,7 @@ func (o Observation) obstacle() (reason, message string) {
 		return ReasonSourceUnavailable, "not known yet: " + listed(o.Unavailable)
 	}
 	if !record.Machines[0].isKnown() {
-		return ReasonMachineUnknown, "the Node object lacks machineID, systemUUID or bootID, or another Node has the same ids: a reboot could not be proved"
+		return ReasonMachineUnknown, "the Node object lacks machineID, systemUUID or bootID, has a placeholder of its vendor instead, or another Node has the same ids: a reboot could not be proved"
 	}
 	var problems []string
 	for _, v := range record.Volumes {
