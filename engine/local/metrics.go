@@ -4,6 +4,8 @@ import (
 	"context"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cleatproject/cleat/volume"
 )
 
 type collector struct {
@@ -50,8 +52,10 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	gauge(c.promised, c.engine.budget.promised())
 	gauge(c.volumes, c.engine.volumes.Load())
 	gauge(c.snapshots, c.engine.snapshots.Load())
-	// A missing bytes metric shows an error.
-	conditions, _ := c.engine.StorageHealth(context.Background())
+	conditions, err := c.engine.StorageHealth(context.Background())
+	if err != nil { // no condition would look like health
+		conditions = append(conditions, volume.NewCondition(volume.Inaccessible, volume.ReasonStorageUnreachable, err.Error()))
+	}
 	for _, h := range conditions {
 		gauge(c.health, 1, string(h.Severity), h.Reason)
 	}

@@ -124,6 +124,21 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
+// A pool whose health cannot be read is not shown as healthy.
+func TestMetricsOfUnreadablePool(t *testing.T) {
+	e := open(t, config(t.TempDir()))
+	dir := filepath.Join(e.pool.path, snapshotsDir)
+	testkit.Must(t, os.Rename(dir, dir+".was"))
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(e.Collector())
+	for _, f := range testkit.Value(registry.Gather())(t) {
+		if f.GetName() == "cleat_pool_health" {
+			return
+		}
+	}
+	t.Errorf("no adverse condition, though: %v", testkit.Err(e.StorageHealth(t.Context())))
+}
+
 // A start with a damaged engine.db fails with a remedy, and does not change the
 // file.
 func TestDamagedRecords(t *testing.T) {
