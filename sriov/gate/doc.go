@@ -25,8 +25,9 @@
 // on panics when it loses a device that it is allocating. In a withdrawal all
 // devices become unhealthy, and the list is empty a second later. A withdrawal
 // is acknowledged when calls have ended, the kubelet has the list without a
-// healthy device, and PodResources, if available, lists no allocatable device
-// of the resource.
+// healthy device, and PodResources lists no allocatable device of the resource.
+// A kubelet that does not answer is asked again; one that does not serve
+// PodResources counts as withdrawn, unconfirmed.
 //
 // A server is never stopped to pause: the kubelet loses the race between stop
 // and start. Nothing is served or registered before the first opening that finds a

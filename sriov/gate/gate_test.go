@@ -330,6 +330,21 @@ func TestDisable(t *testing.T) {
 			t.Fatalf("%+v", d)
 		}
 	})
+	t.Run("not answered", func(t *testing.T) {
+		r, _ := held(t, Claim{})
+		d := r.gate.Disable(noon, "")
+		if r.withdrawn(noon, Answer{Err: errors.New("no response")}); d.Done {
+			t.Fatalf("%+v, though nothing is known about what the kubelet offers", d)
+		}
+		r.gate.Tick(noon.Add(r.gate.cfg.WithdrawTimeout))
+		if codeOf(d.Err) != codes.DeadlineExceeded || !strings.Contains(d.Err.Error(), "a: no response") {
+			t.Fatalf("%+v", d)
+		}
+		again := r.gate.Disable(noon.Add(time.Minute), "")
+		if r.withdrawn(noon.Add(time.Minute), answer); !again.Done || again.Err != nil || !again.Confirmed || r.gate.Status().Error != "" {
+			t.Fatalf("a repeat: %+v, %+v", again, r.gate.Status())
+		}
+	})
 	t.Run("enabled meanwhile", func(t *testing.T) {
 		r, first := held(t, Claim{})
 		d := r.gate.Disable(noon, "")

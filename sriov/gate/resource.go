@@ -63,7 +63,8 @@ type acknowledgement struct {
 	asked        uint64 // query in flight; 0: none
 	confirmed    bool   // by PodResources, that no device of the resource is allocatable
 	inUse        []Held
-	remaining    int // allocatable devices
+	remaining    int   // allocatable devices
+	unanswered   error // the last query: nothing is known
 }
 
 func newResource(name string, driver Driver) *resource {
@@ -219,14 +220,16 @@ func (r *resource) acknowledge() {
 }
 
 func (r *resource) withdrawn() {
-	r.acknowledged, r.remaining = true, 0
+	r.acknowledged = true
 	if r.phase == Withdrawing {
 		r.phase, r.withdrawnAt = Withdrawn, r.now
 	}
 }
 
-// Answer is that of PodResources. Unless Known, it is not available.
+// Answer is that of PodResources. Unless Known, the kubelet does not serve it, or
+// with Err, has not answered.
 type Answer struct {
+	Err     error
 	Known   bool
 	Offered int // allocatable devices that were asked for
 	InUse   []Held
@@ -241,9 +244,11 @@ func (r *resource) answered(query uint64, a Answer) {
 	if query != r.asked {
 		return // about other devices
 	}
-	r.asked = 0
-	if a.Known && a.Offered > 0 {
+	r.asked, r.unanswered, r.remaining = 0, a.Err, 0
+	if a.Known {
 		r.remaining = a.Offered
+	}
+	if r.unanswered != nil || r.remaining > 0 {
 		r.timers[TimerConfirm] = r.now.Add(ConfirmInterval)
 		return
 	}
@@ -279,6 +284,8 @@ func (r *resource) problem() string {
 		return fmt.Sprintf("%d Allocate calls are still in flight", len(r.calls))
 	case r.phase == Withdrawing && r.remaining > 0:
 		return fmt.Sprintf("the kubelet still has %d allocatable devices", r.remaining)
+	case r.phase == Withdrawing && r.unanswered != nil:
+		return r.unanswered.Error()
 	case r.phase == Withdrawing && r.isListed(func(string) bool { return true }):
 		return "the kubelet has not read the list that withdraws the devices yet"
 	case r.failure != nil:

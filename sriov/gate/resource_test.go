@@ -62,6 +62,14 @@ func TestResource(t *testing.T) {
 			{9000, confirmed(true, 0), "arm quiet 10000"},
 			{10000, tick, "send []"},
 		},
+		"a withdrawal from a kubelet that does not answer PodResources": {
+			{0, closes, "send [-x -y]"},
+			{3, sent(2), "confirm"},
+			{2003, unanswered("timeout"), "arm confirm 2053"},
+			{2053, tick, "confirm"},
+			{2054, confirmed(true, 0), "arm quiet 3054"},
+			{3054, tick, "send []"},
+		},
 		"a withdrawal with a call": {
 			{0, allocate(1), "admit"},
 			{0, closes, "arm drain 500"},

@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -125,7 +126,14 @@ func hangup(stream int) event {
 
 func confirmed(known bool, offered int, inUse ...Held) event {
 	return func(r *rig, now time.Time) string {
-		r.gate.Confirmed(now, "a", r.queries, Answer{known, offered, inUse})
+		r.gate.Confirmed(now, "a", r.queries, Answer{Known: known, Offered: offered, InUse: inUse})
+		return ""
+	}
+}
+
+func unanswered(why string) event {
+	return func(r *rig, now time.Time) string {
+		r.gate.Confirmed(now, "a", r.queries, Answer{Err: errors.New(why)})
 		return ""
 	}
 }

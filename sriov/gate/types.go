@@ -79,7 +79,7 @@ type Withdrawal struct {
 	// device.
 	Acknowledged bool
 	// By PodResources, for every resource that the kubelet knows: no device is
-	// allocatable.
+	// allocatable. False with Acknowledged: the kubelet does not serve it.
 	Confirmed bool
 	InUse     []Held // by running pods; valid only with Confirmed
 	Reason    string // not acknowledged

@@ -227,6 +227,9 @@ func (w *world) Confirm(name string, query uint64, devices []string) {
 	r := w.working(name)
 	w.queue("ask "+name, func() {
 		a := Answer{Known: w.known, InUse: []Held{{ID: "x"}}}
+		if err := r.injectedError(); err != nil {
+			a = Answer{Err: err}
+		}
 		for id, healthy := range r.kubeletView {
 			if healthy && r.connected && (devices == nil || slices.Contains(devices, id)) {
 				a.Offered++

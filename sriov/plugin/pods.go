@@ -30,7 +30,8 @@ type podsQueries struct {
 }
 
 type podsAnswer struct {
-	known   bool
+	err     error // not answered
+	known   bool  // or not served
 	offered map[string][]string
 	holders []podresources.Holder
 }
@@ -61,7 +62,7 @@ func (p *Plugin) podsAnswered(now time.Time, q podsQuery, a podsAnswer) {
 		p.audit(now, a)
 		return
 	}
-	answer := gate.Answer{Known: a.known}
+	answer := gate.Answer{Err: a.err, Known: a.known}
 	for _, id := range a.offered[q.resource] {
 		if q.devices == nil || slices.Contains(q.devices, id) {
 			answer.Offered++
@@ -90,8 +91,11 @@ func (p *Plugin) fetchPods() podsAnswer {
 				return podsAnswer{known: true, offered: offered, holders: holders}
 			}
 		}
-		if errors.Is(err, podresources.ErrNotServed) || errors.Is(err, podresources.ErrUnsupported) || backoff.Sleep(ctx, gate.ConfirmInterval) != nil {
+		if errors.Is(err, podresources.ErrNotServed) || errors.Is(err, podresources.ErrUnsupported) {
 			return podsAnswer{}
+		}
+		if backoff.Sleep(ctx, gate.ConfirmInterval) != nil {
+			return podsAnswer{err: err}
 		}
 	}
 }

@@ -562,6 +562,32 @@ func TestWithdrawalWithoutPodResources(t *testing.T) {
 	}
 }
 
+// A kubelet that does not answer might still offer the devices.
+func TestWithdrawalWaitsForPodResources(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.config.Controlled = true
+	r.start()
+	r.enable(r.t.Name(), gate.Claim{Generation: 1})
+	r.awaitOffered(1)
+	r.pods.fail(errors.New("the kubelet hangs"))
+	var result gate.Withdrawal
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		result, err = r.plugin.Disable(testkit.Context(r.t), "")
+		done <- err
+	}()
+	testkit.Eventually(r.t, "the answer is missed, or Disable returns", func() bool {
+		return strings.Contains(r.plugin.Document().Resources[0].Error, "the kubelet hangs") || len(done) > 0
+	})
+	r.pods.hold(podresources.Holder{Resource: resource, ID: "x", Pod: "p"})
+	r.pods.fail(nil)
+	if err := testkit.Receive(r.t, "Disable returns", done); err != nil || !result.Confirmed || len(result.InUse) != 1 {
+		t.Errorf("Disable: %+v, %v; want OK, confirmed, and the holder", result, err)
+	}
+}
+
 func TestConfigurationIsNotARegularFile(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

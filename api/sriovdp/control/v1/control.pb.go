@@ -412,7 +412,7 @@ type DevicePluginStatus struct {
 	// Of the holder, sorted by address.
 	ClosedFunctions []*ClosedFunction `protobuf:"bytes,107,rep,name=closed_functions,json=closedFunctions,proto3" json:"closed_functions,omitempty"`
 	// The devices of closed_functions are withdrawn: no Allocate runs for them, the
-	// kubelet has them as unhealthy, and its PodResources, if it answers, does not
+	// kubelet has them as unhealthy, and its PodResources, if it serves them, does not
 	// list them as allocatable.
 	ClosedWithdrawn bool `protobuf:"varint,108,opt,name=closed_withdrawn,json=closedWithdrawn,proto3" json:"closed_withdrawn,omitempty"`
 	unknownFields   protoimpl.UnknownFields
@@ -694,8 +694,9 @@ func (x *DisableDevicesRequest) GetSession() string {
 
 type DisableDevicesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The kubelet has confirmed that it offers none. Unset: the empty list was sent to
-	// it, and its PodResources socket does not exist; then in_use is not known.
+	// The kubelet has confirmed that it offers none. Unset: a list without a healthy
+	// device was sent to it, and it does not serve PodResources; then in_use is not
+	// known. If it serves them and does not answer, the call is not done.
 	KubeletConfirmed bool `protobuf:"varint,1,opt,name=kubelet_confirmed,json=kubeletConfirmed,proto3" json:"kubelet_confirmed,omitempty"`
 	// Devices that running pods still have, by resource and id.
 	InUse         []*DeviceInUse `protobuf:"bytes,2,rep,name=in_use,json=inUse,proto3" json:"in_use,omitempty"`
