@@ -3,12 +3,15 @@ package inventory
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/linux/devlink"
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
@@ -140,7 +143,11 @@ func (s *scan) eachDevice(dir string, below int, call func(class sysfs.Dir, name
 	}
 	for _, name := range names {
 		target, err := class.Link(name)
-		if err != nil {
+		switch {
+		case errors.Is(err, unix.EINVAL): // not a link
+			continue
+		case err != nil: // of any function
+			s.problem(dir, ignoreAbsent(err))
 			continue
 		}
 		call(class, name, parseDevicePath(target, below))
