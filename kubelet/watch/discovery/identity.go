@@ -21,7 +21,8 @@ type inode struct {
 
 var errNoSocket = errors.New("neither a socket nor a symbolic link to one")
 
-// identify returns errNoSocket for other files than sockets and links to them.
+// identify returns errNoSocket for other files than sockets and links to them. If
+// the target of a link cannot be read, the identity has only the link.
 func identify(path string) (identity, error) {
 	var id identity
 	kind, err := id.file.stat(path, unix.AT_SYMLINK_NOFOLLOW)
@@ -30,7 +31,7 @@ func identify(path string) (identity, error) {
 	}
 	switch {
 	case err != nil:
-		return identity{}, err
+		return id, err
 	case kind != unix.S_IFSOCK:
 		return identity{}, errNoSocket
 	}

@@ -44,7 +44,7 @@ func (f *Finder) locate() {
 		}
 		f.real, f.root = real, &dir{watch: watch}
 		f.watches[watch] = append(f.watches[watch], f.root)
-		if f.same() {
+		if same, err := f.same(); same || err != nil {
 			f.scan(f.root)
 			return
 		}
@@ -53,16 +53,28 @@ func (f *Finder) locate() {
 	f.problem(f.Dir, errors.New("the plugin directory is created and removed repeatedly; it is scanned later"))
 }
 
-func (f *Finder) same() bool {
+// same reports whether the directory of the tree is still at the path. An error
+// does not show that it is not.
+func (f *Finder) same() (bool, error) {
 	real, err := filepath.EvalSymlinks(f.Dir)
 	if err != nil || real != f.real {
-		return false
+		return false, unlessAbsent(err)
 	}
 	watch, err := f.watcher.Add(real, rootMask)
+	if errors.Is(err, inotify.ErrWatches) { // that of the tree exists
+		return false, nil
+	}
 	if err == nil && f.watches[watch] == nil {
 		_ = f.watcher.Remove(watch) // just created by Add
 	}
-	return err == nil && watch == f.root.watch
+	return err == nil && watch == f.root.watch, unlessAbsent(err)
+}
+
+func unlessAbsent(err error) error {
+	if isAbsent(err) {
+		return nil
+	}
+	return err
 }
 
 func (f *Finder) lose() {
@@ -70,11 +82,17 @@ func (f *Finder) lose() {
 	f.root = nil
 }
 
-// check replaces the tree if another directory is at the path.
-func (f *Finder) check() (changed bool) {
+// check replaces the tree if another directory is at the path. done: the new tree was
+// scanned, or cannot be.
+func (f *Finder) check() (done bool) {
 	f.rootUnconfirmed = false
 	if f.root != nil {
-		if f.same() {
+		same, err := f.same()
+		if err != nil {
+			f.problem(f.Dir, fmt.Errorf("the plugin directory is not accessible: %w", err))
+			return true
+		}
+		if same {
 			return false
 		}
 		f.Logger.Warn("plugin directory removed or replaced", "path", f.Dir)

@@ -37,11 +37,17 @@ func hidden(name string) bool { return strings.HasPrefix(name, ".") }
 func (f *Finder) at(d *dir, name string) string       { return filepath.Join(f.real, d.rel+name) }
 func (f *Finder) reported(d *dir, name string) string { return filepath.Join(f.Dir, d.rel+name) }
 
-// look updates a name that is not a directory.
+// look updates a name that is not a directory. What cannot be read stays as it
+// was, unless another file has the name.
 func (f *Finder) look(d *dir, name string) {
 	id, err := identify(f.at(d, name))
-	switch before, known := d.sockets[name]; {
-	case err == nil && known && before == id:
+	before, known := d.sockets[name]
+	unknown := err != nil && !errors.Is(err, errNoSocket) && !isAbsent(err)
+	if unknown {
+		f.Logger.Debug("reading directory entry failed", "path", f.reported(d, name), "err", err)
+	}
+	switch {
+	case err == nil && known && before == id, unknown && (id.file == inode{} || id.file == before.file):
 		return
 	case err == nil:
 		f.drop(d, name)
@@ -51,18 +57,20 @@ func (f *Finder) look(d *dir, name string) {
 		d.sockets[name] = id
 		f.changes = append(f.changes, Change{Path: f.reported(d, name)})
 	default:
-		if !errors.Is(err, errNoSocket) && !errors.Is(err, fs.ErrNotExist) {
-			f.Logger.Debug("reading directory entry failed", "path", f.reported(d, name), "err", err)
-		}
 		f.drop(d, name)
 	}
+}
+
+// isAbsent: nothing is at a path. Other errors do not show that.
+func isAbsent(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
 }
 
 // lookDir watches a directory, and scans it if it is a new one or deep is set.
 // inotify has one watch per inode, which identifies the directory.
 func (f *Finder) lookDir(d *dir, name string, deep bool) {
 	watch, err := f.watcher.Add(f.at(d, name), treeMask)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+	if isAbsent(err) {
 		f.drop(d, name)
 		return
 	}
@@ -146,7 +154,7 @@ func (f *Finder) unwatch(d *dir) {
 func (f *Finder) scan(d *dir) {
 	missing, err := f.list(d)
 	switch {
-	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR):
+	case isAbsent(err):
 		if d == f.root {
 			f.rootUnconfirmed = true
 		}
