@@ -20,7 +20,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 
@@ -120,7 +119,7 @@ func (c *Cluster) createFS(name string) error {
 	if err := c.StartMDS(); err != nil {
 		return err
 	}
-	return c.until("active placement groups", c.isClean)
+	return c.until("active placement groups", isClean)
 }
 
 // StopMDS kills the metadata server and has the monitor mark it down. Metadata
@@ -136,19 +135,21 @@ func (c *Cluster) StartMDS() error {
 	if err := c.launch("mds.a"); err != nil {
 		return err
 	}
-	return c.until("an active metadata server", func() error {
-		var status struct {
-			MDSMap []struct{ Name, State string }
+	return c.until("an active metadata server", func(ask ask) error {
+		var fs struct {
+			MDSMap struct {
+				Info map[string]struct{ Name, State string }
+			}
 		}
-		if err := c.query(&status, "fs", "status", c.opts.FS); err != nil {
+		if err := ask(&fs, "fs get "+c.opts.FS); err != nil {
 			return err
 		}
-		for _, mds := range status.MDSMap {
-			if mds.Name == "a" && mds.State == "active" {
+		for _, mds := range fs.MDSMap.Info {
+			if mds.Name == "a" && mds.State == "up:active" {
 				return nil
 			}
 		}
-		return fmt.Errorf("the metadata servers are %+v", status.MDSMap)
+		return fmt.Errorf("the metadata servers are %+v", fs.MDSMap.Info)
 	})
 }
 
@@ -231,7 +232,7 @@ func (c *Cluster) CreatePool(name string) error {
 	if _, err := c.Command("osd", "pool", "application", "enable", name, "rbd"); err != nil {
 		return err
 	}
-	return c.until("active placement groups", c.isClean)
+	return c.until("active placement groups", isClean)
 }
 
 // StopOSD kills the OSD and has the monitor mark it down. Requests to it hang.
@@ -244,14 +245,18 @@ func (c *Cluster) StopOSD() error {
 // StartOSD starts the OSD after StopOSD, and waits until all placement groups
 // are active.
 func (c *Cluster) StartOSD() error {
-	before, err := c.osd()
+	var before osdMap
+	out, err := c.Command("osd", "dump", "--format", "json")
 	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal([]byte(out), &before); err != nil {
 		return err
 	}
 	if err := c.launch("osd.0"); err != nil {
 		return err
 	}
-	return c.waitOSD(before.UpFrom)
+	return c.waitOSD(before.upFrom())
 }
 
 // StopMon kills the monitor. New connections and commands hang.
@@ -264,93 +269,6 @@ func (c *Cluster) StartMon() error {
 	}
 	_, err := c.Command("mon", "stat")
 	return err
-}
-
-// waitOSD waits until the OSD is up since an epoch after the given one, and all
-// placement groups are active.
-func (c *Cluster) waitOSD(after int) error {
-	return c.until("an active OSD", func() error {
-		osd, err := c.osd()
-		if err != nil {
-			return err
-		}
-		if osd.Up != 1 || osd.UpFrom <= after {
-			return fmt.Errorf("the OSD is not up: %+v", osd)
-		}
-		return c.isClean()
-	})
-}
-
-type osdState struct {
-	Up     int `json:"up"`
-	UpFrom int `json:"up_from"`
-}
-
-func (c *Cluster) osd() (osdState, error) {
-	var dump struct{ OSDs []osdState }
-	if err := c.query(&dump, "osd", "dump"); err != nil || len(dump.OSDs) == 0 {
-		return osdState{}, err
-	}
-	return dump.OSDs[0], nil
-}
-
-func (c *Cluster) isClean() error {
-	var status struct {
-		PGMap struct {
-			Total int `json:"num_pgs"`
-			By    []struct {
-				State string `json:"state_name"`
-				Count int
-			} `json:"pgs_by_state"`
-		}
-		MgrMap struct{ Available bool }
-	}
-	if err := c.query(&status, "status"); err != nil {
-		return err
-	}
-	for _, s := range status.PGMap.By {
-		if s.State != "active+clean" {
-			return fmt.Errorf("%d placement groups are %s", s.Count, s.State)
-		}
-	}
-	// A new pool is missing in the manager's report at first.
-	var pools []struct {
-		PGNum int `json:"pg_num"`
-	}
-	if err := c.query(&pools, "osd", "pool", "ls", "detail"); err != nil {
-		return err
-	}
-	want := 0
-	for _, p := range pools {
-		want += p.PGNum
-	}
-	if !status.MgrMap.Available || status.PGMap.Total != want {
-		return fmt.Errorf("the manager (available: %t) reports %d of %d placement groups", status.MgrMap.Available, status.PGMap.Total, want)
-	}
-	return nil
-}
-
-func (c *Cluster) query(into any, args ...string) error {
-	out, err := c.Command(append(args, "--format", "json")...)
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal([]byte(out), into)
-}
-
-// until polls a condition of the cluster, which costs a CLI process each time.
-func (c *Cluster) until(what string, check func() error) error {
-	deadline := time.Now().Add(5 * testkit.Timeout)
-	for {
-		err := check()
-		if err == nil {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("no %s within %s: %w", what, 5*testkit.Timeout, err)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
 }
 
 // tool runs a program that must succeed.
