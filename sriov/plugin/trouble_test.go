@@ -410,8 +410,10 @@ func TestStopBeforeRunAndTwice(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	p := testkit.Value(plugin.New(r.config))(t)
-	early := testkit.Canceled(t)
-	testkit.WantError(t, "to stop what does not run", p.Stop(early), context.Canceled)
+	// Its endpoints end meanwhile, so that it is stopped, or not yet.
+	if err := p.Stop(testkit.Canceled(t)); err != nil && !errors.Is(err, context.Canceled) {
+		t.Errorf("to stop what does not run: %v", err)
+	}
 	if err := p.Run(testkit.Context(r.t)); err != nil {
 		t.Errorf("run: %v", err)
 	}
