@@ -102,6 +102,52 @@ func TestUnrecordedDiskInUse(t *testing.T) {
 	wantKept("a failed first Attach", err)
 }
 
+// A disk whose record is lost is not reported as detached.
+func TestLostRecord(t *testing.T) {
+	var proc unix.Stat_t
+	testkit.Must(t, unix.Stat("/proc", &proc)) // in use, as /proc is mounted
+	named := access.NVMe{Transport: "tcp", NQN: red, NSID: 1, Paths: []netip.AddrPort{first}}
+	byAnother := named
+	byAnother.HostNQN = "nqn.2024-01.example:other"
+	for name, c := range map[string]struct {
+		locator  access.NVMe
+		shared   bool // another volume of the subsystem is attached
+		attached bool
+		inUse    string // in the error of Detach; empty: none
+	}{
+		"of its own subsystem":          {named, false, true, "used by a mount at "},
+		"of a subsystem of two volumes": {named, true, false, "used by a mount at "},
+		"not this driver's":             {byAnother, false, false, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newFakeKernel(t)
+			k.controller("nvme0", red, first)
+			disk := k.disk("nvme0n1", red, 1, unix.Major(proc.Dev), unix.Minor(proc.Dev))
+			a := k.attacher()
+			if c.shared {
+				other := named
+				other.NSID = 2
+				_, _, err := a.records.begin(node.Target{Locator: other}, other, host{nqn: self})
+				testkit.Must(t, err)
+			}
+			target := node.Target{Locator: c.locator}
+			info := testkit.Value(a.Inspect(t.Context(), target))(t)
+			if (info.Device == disk) != c.attached || info.Device.IsZero() == c.attached {
+				t.Errorf("Inspect reports the device %+v", info.Device)
+			}
+			err := a.Detach(testkit.Context(t), target)
+			if c.inUse == "" {
+				testkit.Must(t, err)
+			} else {
+				testkit.WantError(t, "Detach", err, errs.Precondition, c.inUse)
+			}
+			if text := testkit.Value(os.ReadFile(filepath.Join(k.Sys, "class/nvme/nvme0/delete_controller")))(t); len(text) > 0 {
+				t.Error("Detach has removed the controller of a disk in use")
+			}
+		})
+	}
+}
+
 // An address that does not answer is tried once in a pass, for one of its
 // volumes; another address is tried too.
 func TestDownAddressInOnePass(t *testing.T) {

@@ -109,23 +109,56 @@ func locatorOf(t node.Target) (access.NVMe, error) {
 // recordOf returns the record of a target's locator or device. Without one the
 // device identifies the subsystem, of controllers that this driver made.
 func (a *Attacher) recordOf(t node.Target) (record, bool, error) {
-	if l, located := t.Locator.(access.NVMe); located {
-		r, found, err := a.records.read(fileName(l))
-		if err != nil || found {
+	l, located := t.Locator.(access.NVMe)
+	if located {
+		if r, found, err := a.records.read(fileName(l)); err != nil || found {
 			return r, found, err
 		}
 	}
-	if t.Device.Backing == "" {
-		return record{}, false, nil
-	}
-	all, err := a.records.all()
-	for _, r := range all {
-		if r.Device.Backing == t.Device.Backing {
-			return r, true, err
+	if t.Device.Backing != "" {
+		all, err := a.records.all()
+		for _, r := range all {
+			if r.Device.Backing == t.Device.Backing {
+				return r, true, err
+			}
+		}
+		if err != nil {
+			return record{}, false, err
 		}
 	}
+	if located {
+		return a.lostRecord(l)
+	}
 	nqn, _, found := strings.Cut(t.Device.Backing, separator)
-	return record{NQN: nqn, HostNQN: a.config.HostNQN, Device: t.Device}, found && t.Locator == nil, err
+	return record{NQN: nqn, HostNQN: a.config.HostNQN, Device: t.Device}, found, nil
+}
+
+// lostRecord returns what the record of a volume had, if only that is missing: the
+// disk exists, of controllers that this driver made for no other volume.
+func (a *Attacher) lostRecord(l access.NVMe) (record, bool, error) {
+	r := record{NQN: l.NQN, HostNQN: a.host(l).nqn, Locator: access.Encode(l)}
+	n, found, err := a.connectedDisk(l)
+	if err != nil || !found || r.HostNQN != a.config.HostNQN { // other programs can have the host NQN of a locator
+		return r, false, err
+	}
+	r.Device = toDevice(n)
+	shared, err := a.records.isShared(r)
+	return r, !shared, err
+}
+
+// connectedDisk returns the disk of a locator, which exists also for a volume that is
+// not attached if another one of the subsystem is.
+func (a *Attacher) connectedDisk(l access.NVMe) (kernel.Namespace, bool, error) {
+	controllers, err := a.controllersOf(record{NQN: l.NQN, HostNQN: a.host(l).nqn})
+	if err != nil || len(controllers) == 0 {
+		return kernel.Namespace{}, false, err
+	}
+	disks, err := a.kernel.Namespaces(l.NQN)
+	if err != nil {
+		return kernel.Namespace{}, false, err
+	}
+	n, missing := choose(l, disks)
+	return n, missing == nil, nil
 }
 
 func (a *Attacher) controllersOf(r record) ([]kernel.Controller, error) {

@@ -238,8 +238,11 @@ func setReadOnly(n kernel.Namespace, readOnly bool) error {
 // error, the next detaches.
 func (a *Attacher) Detach(ctx context.Context, t node.Target) error {
 	r, found, err := a.recordOf(t)
-	if err != nil || !found {
+	if err != nil {
 		return err
+	}
+	if !found {
+		return a.checkDetached(ctx, t)
 	}
 	_, err = run(ctx, a, r.NQN, "detach", t, func(ctx context.Context) (struct{}, error) {
 		r, found, err := a.recordOf(t)
@@ -255,6 +258,19 @@ func (a *Attacher) Detach(ctx context.Context, t node.Target) error {
 	return err
 }
 
+// checkDetached refuses a volume without a record whose disk is in use.
+func (a *Attacher) checkDetached(ctx context.Context, t node.Target) error {
+	l, located := t.Locator.(access.NVMe)
+	if !located {
+		return nil
+	}
+	n, found, err := a.connectedDisk(l)
+	if err != nil || !found {
+		return err
+	}
+	return checkUnused(ctx, n)
+}
+
 // flush writes the data of the page cache to the target: the kernel drops it
 // with the disk. Precondition: the disk is in use.
 func (a *Attacher) flush(ctx context.Context, r record) error {
@@ -263,8 +279,8 @@ func (a *Attacher) flush(ctx context.Context, r record) error {
 		return err
 	}
 	f, err := n.Open()
-	if errors.Is(err, blockdev.ErrGone) {
-		return nil
+	if errors.Is(err, blockdev.ErrGone) { // without its node, it can still be mounted
+		return checkUnused(ctx, n)
 	}
 	if err != nil {
 		return err
