@@ -6,7 +6,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"path"
 	"slices"
+	"strings"
 
 	"github.com/cleatproject/cleat/engine/newvolume"
 	"github.com/cleatproject/cleat/errs"
@@ -105,8 +107,10 @@ func grownSize(id volume.ID, now int64, size volume.SizeRange) (int64, error) {
 	return possibleFS(size.Choose(now, now, granule))
 }
 
-// checkUnused refuses a volume that a client has mounted. Without the capability
-// to list clients only the controller's records protect the volume.
+// checkUnused refuses a volume of which a client has mounted the subvolume or a
+// directory in it. A session does not say more of a mount in a snapshot than the
+// directory above. Without the capability to list clients only the controller's
+// records protect the volume.
 func (e *FS) checkUnused(v volume.Volume) error {
 	all, err := e.sessions()
 	if errors.Is(err, errs.Denied) {
@@ -115,8 +119,12 @@ func (e *FS) checkUnused(v volume.Volume) error {
 	if err != nil {
 		return err
 	}
-	path := e.pathOf(v)
-	if i := slices.IndexFunc(all, func(s fsSession) bool { return s.Root == path }); i >= 0 {
+	root := e.pathOf(v)
+	isUser := func(s fsSession) bool {
+		isSubvolume := !v.ReadOnly && s.Root == path.Dir(root) // a read-only one is in the subvolume of another volume
+		return isSubvolume || s.Root == root || strings.HasPrefix(s.Root, root+"/")
+	}
+	if i := slices.IndexFunc(all, isUser); i >= 0 {
 		return errs.Errorf(errs.Precondition, "volume %s is mounted by %s; unmount it there first", v.ID, all[i])
 	}
 	return nil

@@ -305,6 +305,24 @@ func TestFSSessionEnds(t *testing.T) {
 	makeFS(t, e, fsRequest("after", volume.Source{}))
 }
 
+// A client uses a volume also if it has mounted a directory in it, or the
+// subvolume. A mount of the whole group or file system is a tool's.
+func TestFSDeleteOfMounted(t *testing.T) {
+	t.Parallel()
+	e := openFS(t, fsConfig(t))
+	ctx := testkit.Context(t)
+	v := makeFS(t, e, fsRequest("v", volume.Source{}))
+	testkit.Must(t, shared.files.MakeDir(pathOf(v)+"/sub", 0o755))
+	for _, dir := range []string{pathOf(v) + "/sub", pathOf(v), path.Dir(pathOf(v))} {
+		m := testkit.Value(mountAll(dir))(t)
+		testkit.WantError(t, "Delete with a mount of "+dir, e.Delete(ctx, v.ID), errs.Precondition, "mounted by "+clusterAddress.String())
+		testkit.Must(t, m.Unmount(), m.Release())
+	}
+	group := testkit.Value(mountAll(e.root))(t)
+	testkit.EventuallyNil(t, "deleted", func() error { return e.Delete(ctx, v.ID) })
+	testkit.Must(t, group.Unmount(), group.Release())
+}
+
 func TestFSOpenRefuses(t *testing.T) {
 	t.Parallel()
 	good := fsConfig(t)
