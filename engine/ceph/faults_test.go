@@ -4,6 +4,7 @@ package ceph
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -143,6 +144,7 @@ func TestFullDataPool(t *testing.T) {
 	req := request("v", volume.Source{})
 	req.Parameters = map[string]string{keyDataPool: data}
 	v, other := testkit.Value(e.Create(testkit.Context(t), req))(t), create(t, e, "other", volume.Source{})
+	clone := create(t, e, "clone", volume.Source{Snapshot: takeSnap(t, e, "s", v.ID).ID})
 	d := openVolume(t, v)
 	testkit.Value(d.WriteAt(make([]byte, 8*mib), 0))(t)
 	testkit.Must(t, d.Sync(), d.Close())
@@ -155,12 +157,32 @@ func TestFullDataPool(t *testing.T) {
 		}
 		return err
 	})
-	for id, want := range map[volume.ID]string{v.ID: "INACCESSIBLE " + volume.ReasonPoolFull, other.ID: ""} {
+	for id, want := range map[volume.ID]string{v.ID: "INACCESSIBLE " + volume.ReasonPoolFull, other.ID: "", clone.ID: ""} {
 		if got := reasons(testkit.Value(e.VolumeHealth(testkit.Context(t), id))(t)); got != want {
 			t.Errorf("health of volume %s: %q, want %q", id, got, want)
 		}
 	}
+	_, parents, err := e.morePools(testkit.Context(t), clone)
+	if testkit.Must(t, err); !slices.ContainsFunc(parents, func(p poolRef) bool { return p.name == data }) {
+		t.Errorf("a clone reads from the pools %v, want %s among them", parents, data)
+	}
 	deleteAll(t, e)
+}
+
+// A clone needs the pools from which it reads, but no space there.
+func TestHealthOfParents(t *testing.T) {
+	own, parent := []poolRef{{"own", 1}}, poolRef{"parent", 2}
+	for name, c := range map[string]struct{ report, want string }{
+		"damaged": {`"PG_DAMAGED":{"detail":[{"message":"pg 2.1 is inconsistent"}]}`, "DATA_LOSS " + volume.ReasonDataDamaged},
+		"another": {`"PG_DAMAGED":{"detail":[{"message":"pg 3.1 is inconsistent"}]}`, ""},
+		"full":    {`"POOL_FULL":{"detail":[{"message":"pool 'parent' is full"}]}`, ""},
+		"own":     {`"POOL_FULL":{"detail":[{"message":"pool 'own' is full"}]}`, "INACCESSIBLE " + volume.ReasonPoolFull},
+	} {
+		h := testkit.Value(parseHealth([]byte(`{"checks":{` + c.report + `}}`)))(t)
+		if got := reasons(h.conditions(own, "", parent)); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
 }
 
 // A file system needs the pool of its metadata as well as those of its data.

@@ -4,6 +4,7 @@ package ceph
 
 import (
 	"encoding/json"
+	"errors"
 
 	"github.com/ceph/go-ceph/rbd"
 
@@ -21,8 +22,11 @@ func defaultDepths() depthLimits { return depthLimits{soft: 4, hard: 12} }
 func (e *Engine) depth(i *image) (n int, err error) {
 	for parent := i.parent; parent != nil; n++ {
 		p, err := e.poolOf(int64(parent.Image.PoolID), "the parent of image "+i.name)
-		if err != nil {
+		if errors.Is(err, errs.Precondition) {
 			return n + 1, nil // in a foreign pool: its parents are unknown
+		}
+		if err != nil {
+			return n, err
 		}
 		r, err := rbd.OpenImageByIdReadOnly(p.io, parent.Image.ImageID, rbd.NoSnapshot)
 		if err != nil {

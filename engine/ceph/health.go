@@ -63,8 +63,9 @@ type poolRef struct {
 }
 
 // conditions returns those that concern one of the pools or the file system
-// (empty: none), one for each reason.
-func (h healthReport) conditions(pools []poolRef, fs string) []volume.Condition {
+// (empty: none), one for each reason. parents are pools from which a volume only
+// reads: how full they are does not concern it.
+func (h healthReport) conditions(pools []poolRef, fs string, parents ...poolRef) []volume.Condition {
 	var all []volume.Condition
 	for _, check := range slices.Sorted(maps.Keys(h.Checks)) {
 		c, known := checks[check]
@@ -80,7 +81,11 @@ func (h healthReport) conditions(pools []poolRef, fs string) []volume.Condition 
 		for _, d := range report.Detail {
 			details = append(details, d.Message)
 		}
-		concerned := concerns(details, pools)
+		used := pools
+		if c.Reason != volume.ReasonPoolFull && c.Reason != volume.ReasonPoolNearlyFull {
+			used = slices.Concat(pools, parents)
+		}
+		concerned := concerns(details, used)
 		if isOfFS {
 			concerned = concernsFS(details, fs)
 		}

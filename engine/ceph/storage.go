@@ -33,37 +33,77 @@ func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condi
 			pools = append(pools, poolRef{p.name, p.id})
 		}
 	}
-	var data []poolRef
+	var data, parents []poolRef
 	all, _, err := e.volumeHealth(ctx, pools, "", func(ctx context.Context) (v volume.Volume, err error) {
 		if v, err = e.Get(ctx, id); err == nil {
-			data, err = e.dataPool(ctx, v)
+			data, parents, err = e.morePools(ctx, v)
 		}
 		return v, err
 	})
-	if err != nil || len(data) == 0 {
+	if err != nil || len(data)+len(parents) == 0 {
 		return all, err
 	}
-	return e.health(ctx, append(pools, data...), "")
+	return e.health(ctx, append(pools, data...), "", parents...)
 }
 
-// dataPool returns the pool with the data of a volume, if it is not the one with
-// its image.
-func (e *Engine) dataPool(ctx context.Context, v volume.Volume) ([]poolRef, error) {
+// morePools returns the pools of a volume besides that of its image: that of its
+// data, and those of its parents. These are the images of which it is a clone, and
+// of which it has those data that were not written since.
+func (e *Engine) morePools(ctx context.Context, v volume.Volume) (data, parents []poolRef, err error) {
+	type both struct{ data, parents []poolRef }
 	at := v.Locator.(access.RBD)
 	p := e.poolNamed(at.Pool)
-	return call(ctx, e.Connection, "read the data pool of volume "+string(v.ID), func() (all []poolRef, err error) {
+	found, err := call(ctx, e.Connection, "read the pools of volume "+string(v.ID), func() (found both, err error) {
 		i, err := rbd.OpenImageReadOnly(p.io, at.Image, rbd.NoSnapshot)
 		if err != nil {
-			return nil, explain(err, "open image %s/%s", p.name, at.Image)
+			return found, explain(err, "open image %s/%s", p.name, at.Image)
 		}
-		defer closeImage(i, &err)
-		id, err := i.GetDataPoolID()
-		if err != nil || id == p.id {
-			return nil, err
+		of, parent, err := e.poolsOf(p, i)
+		found.data = of
+		for err == nil && parent != nil {
+			id := int64(parent.Image.PoolID)
+			found.parents = append(found.parents, poolRef{parent.Image.PoolName, id})
+			if p, err = e.poolOf(id, "a parent of volume "+string(v.ID)); errors.Is(err, errs.Precondition) {
+				return found, nil // in a foreign pool: its own parents are unknown
+			}
+			if err != nil {
+				return found, err
+			}
+			i, err = rbd.OpenImageByIdReadOnly(p.io, parent.Image.ImageID, rbd.NoSnapshot)
+			if is(err, notFound) {
+				return found, errs.Errorf(errs.Busy, "the parent %s/%s of volume %s does not exist; if it is not being flattened, its data is lost", parent.Image.PoolName, parent.Image.ImageName, v.ID)
+			}
+			if err != nil {
+				return found, explain(err, "open the parent %s/%s of volume %s", parent.Image.PoolName, parent.Image.ImageName, v.ID)
+			}
+			of, parent, err = e.poolsOf(p, i)
+			found.parents = append(found.parents, of...)
 		}
-		name, err := e.rados.GetPoolByID(id)
-		return []poolRef{{name, id}}, explain(err, "look up pool %d, which has the data of volume %s", id, v.ID)
+		return found, err
 	})
+	return found.data, found.parents, err
+}
+
+// poolsOf returns the pool with the data of an image, if it is not its own, and the
+// parent, nil if it has none. It closes the image.
+func (e *Engine) poolsOf(p *pool, i *rbd.Image) (data []poolRef, parent *rbd.ParentInfo, err error) {
+	defer closeImage(i, &err)
+	id, err := i.GetDataPoolID()
+	if err != nil {
+		return nil, nil, explain(err, "read the data pool of an image in pool %s", p.name)
+	}
+	if id != p.id {
+		name, err := e.rados.GetPoolByID(id)
+		if err != nil {
+			return nil, nil, explain(err, "look up pool %d, which has the data of an image in pool %s", id, p.name)
+		}
+		data = []poolRef{{name, id}}
+	}
+	parent, err = i.GetParent()
+	if is(err, notFound) {
+		return data, nil, nil
+	}
+	return data, parent, explain(err, "read the parent of an image in pool %s", p.name)
 }
 
 // volumeHealth returns the conditions of the cluster and of one volume, which it
@@ -91,7 +131,7 @@ func (e *Engine) StorageHealth(ctx context.Context) ([]volume.Condition, error) 
 	return e.health(ctx, pools, "")
 }
 
-func (c *Connection) health(ctx context.Context, pools []poolRef, fs string) ([]volume.Condition, error) {
+func (c *Connection) health(ctx context.Context, pools []poolRef, fs string, parents ...poolRef) ([]volume.Condition, error) {
 	short, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
 	text, err := c.MonCommand(short, []byte(`{"prefix":"health","detail":"detail","format":"json"}`))
@@ -105,7 +145,7 @@ func (c *Connection) health(ctx context.Context, pools []poolRef, fs string) ([]
 	if err != nil {
 		return nil, err
 	}
-	return report.conditions(pools, fs), nil
+	return report.conditions(pools, fs, parents...), nil
 }
 
 // Capacity implements volume.Engine. Volumes are thin: they can be larger than
