@@ -275,6 +275,23 @@ func TestReusedInode(t *testing.T) {
 	}
 }
 
+// While the pool cannot be read it is not known whose file has the inode.
+func TestReusedInodeOfUnreadablePool(t *testing.T) {
+	p := newPool(t)
+	old, mine := p.volume("old"), p.volume("mine")
+	old.Device = p.attach(mine, node.Use{Block: true}) // with the inode of "old"
+	testkit.Must(t, os.Remove(p.path("old")))
+	identity := filepath.Join(p.dir, poolfile.Identity)
+	testkit.Must(t, os.Rename(identity, identity+".was"))
+	testkit.WantError(t, "Inspect", testkit.Err(p.Inspect(t.Context(), old)), errs.Precondition, "is not on this machine")
+	testkit.WantError(t, "Detach", p.Detach(t.Context(), old), errs.Precondition, "is not on this machine")
+	testkit.Must(t, os.Rename(identity+".was", identity))
+	if view, err := p.Inspect(t.Context(), mine); err != nil || view.Device != old.Device {
+		t.Errorf("the device of another volume was detached: %+v, %v", view, err)
+	}
+	testkit.Must(t, p.Detach(t.Context(), old), p.Detach(t.Context(), mine))
+}
+
 // A pool's file system shuts down under a device in use, which is still
 // reported, and detached after an error about lost data. Other pools are not
 // affected.

@@ -151,11 +151,13 @@ func (a *Attacher) isOfAnotherVolume(locator access.Access, d loop.Device) (bool
 }
 
 // isBacking reports whether a device is bound to a file, which does not have to
-// exist.
+// exist. An error says nothing of the file.
 func isBacking(d loop.Device, open func() (*os.File, error)) (bool, error) {
 	f, err := open()
-	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
-		return false, err
+	for _, unread := range []error{errNoPool, errs.Unavailable, errs.Busy, unix.EMFILE, unix.ENFILE, unix.EIO} {
+		if errors.Is(err, unread) {
+			return false, fmt.Errorf("of which volume %s is: %w", d.Path, err)
+		}
 	}
 	if err != nil {
 		return false, nil
