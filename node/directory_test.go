@@ -173,6 +173,25 @@ func TestDirectoryWithoutRecords(t *testing.T) {
 	testkit.Must(t, n.Close(), os.Remove(n.config.Store))
 	n.start()
 	n.undo(t, s, p)
+	n.wantUnmounted(t)
+}
+
+// Another program has unmounted the attacher's mount: those at the orchestrator's
+// paths still use the volume.
+func TestDirectoryUnmountedByOthers(t *testing.T) {
+	d := &directories{}
+	n, s, p := directoryNode(t, d)
+	testkit.Must(t, n.Stage(t.Context(), s), n.Publish(t.Context(), p), mount.Unmount(t.Context(), d.dir))
+	testkit.WantError(t, "Unstage", n.Unstage(t.Context(), node.UnstageRequest{Volume: s.Volume, Staging: s.Staging}), errs.Precondition, "still published at "+p.Target)
+	n.undo(t, s, p)
+	n.wantUnmounted(t)
+	testkit.Must(t, n.Stage(t.Context(), s), mount.Unmount(t.Context(), d.dir))
+	n.undo(t, s, p)
+	n.wantUnmounted(t)
+}
+
+func (n *testNode) wantUnmounted(t *testing.T) {
+	t.Helper()
 	for _, e := range testkit.Value(mount.Table(t.Context()))(t) {
 		if strings.HasPrefix(e.Target, n.dir) {
 			t.Error(fmt.Sprint("left mounted: ", e.Target))

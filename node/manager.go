@@ -257,13 +257,17 @@ func (s source) unmount(ctx context.Context, path string) error {
 	}
 	for {
 		info, err := s.inspect(ctx)
-		if err != nil || info.Device.IsZero() {
+		if err != nil {
 			return err
 		}
-		if _, there, err := mountAt(ctx, path, info.Device); err != nil || !there {
+		d := info.Device
+		if d.IsZero() { // the attacher does not have it, but a mount can exist
+			d = s.target.Device
+		}
+		if _, there, err := mountAt(ctx, path, d); err != nil || !there {
 			return ignoreForeign(err)
 		}
-		if err := unmountAll(ctx, path, info.Device); err != nil {
+		if err := unmountAll(ctx, path, d); err != nil {
 			return err
 		}
 	}

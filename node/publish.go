@@ -261,8 +261,8 @@ func (m *Manager) isPublished(ctx context.Context, target string, rec publishRec
 	return there, ignoreForeign(err)
 }
 
-// deviceOf returns the recorded device of a detached block volume: its bind
-// mount still exists.
+// deviceOf returns the recorded device of a volume that its attacher does not have:
+// mounts of it can still exist.
 func (m *Manager) deviceOf(ctx context.Context, rec publishRecord) (Device, error) {
 	s, ok, err := m.sourceOf(ctx, rec)
 	if err != nil || !ok {
@@ -272,10 +272,7 @@ func (m *Manager) deviceOf(ctx context.Context, rec publishRecord) (Device, erro
 	if err != nil || !info.Device.IsZero() {
 		return info.Device, err
 	}
-	if rec.Capability.Block {
-		return m.recordedDevice(rec), nil
-	}
-	return Device{}, nil
+	return m.recordedDevice(rec), nil
 }
 
 // recordedDevice is of this boot.

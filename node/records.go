@@ -47,7 +47,8 @@ type stageRecord struct {
 // mounted is a device in use. It is stale after a reboot.
 type mounted struct {
 	// As known when the record was written. A stage is recorded before its
-	// device exists, with Backing alone until the next publish.
+	// device exists, with Backing alone until the next publish; a directory's is
+	// recorded before it is mounted.
 	Device Device `json:"device,omitzero"`
 	// For a downgrade to the previous release: as requested, from the next
 	// publish on as mounted.

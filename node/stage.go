@@ -242,6 +242,12 @@ func (m *Manager) stage(ctx context.Context, r StageRequest, rec stageRecord, co
 	if rec.Capability.Block {
 		return nil
 	}
+	if !complete && attachment.Device.IsDirectory() { // its mount at the path survives that of the attacher
+		rec.Device = attachment.Device
+		if err := m.records.putStage(ctx, r.Volume, rec); err != nil {
+			return err
+		}
+	}
 	fs := filesystem{
 		attachment: attachment, path: r.Staging, capability: r.Capability, readOnly: rec.ReadOnly,
 		format: m.formatting(r), scratch: m.growScratch(r.Volume), log: m.log.With("volume", r.Volume),
