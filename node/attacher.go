@@ -92,8 +92,9 @@ func explain(a Attacher, err error) error {
 type Target struct {
 	// Nil only in Detach, for a device that Held listed without a locator.
 	Locator access.Access
-	// The volume's id, for Attach alone: Held returns it, if the storage does
-	// not know it.
+	// The volume's id, for Attach and Detach alone; empty: not known. Held returns
+	// it, if the storage does not know it. A device that was attached as another
+	// volume is not this one's.
 	Volume volume.ID
 	// What is known of the attached device: all of it, Backing alone (from
 	// Inspect, if the caller was killed during Attach), or nothing. It

@@ -40,7 +40,7 @@ func (m *Manager) removeLost(ctx context.Context, id volume.ID, rec stageRecord,
 	if err := m.records.putStage(ctx, id, rec); err != nil {
 		return err
 	}
-	if err := m.undoStage(ctx, rec); err != nil {
+	if err := m.undoStage(ctx, id, rec); err != nil {
 		return fmt.Errorf("remove the device staged at %s, which does not work any more: %w", rec.Staging, err)
 	}
 	m.log.WarnContext(ctx, "removed a stage that did not work any more", "volume", id, "path", rec.Staging, "err", at.info.Problem)

@@ -197,7 +197,7 @@ func (m *Manager) replaceStage(ctx context.Context, id volume.ID, have, desired 
 	if len(live) > 0 {
 		return errs.Errorf(errs.Precondition, "volume %s is still published at %s and cannot be staged with another capability; unpublish it first", id, live[0].Target)
 	}
-	return m.undoStage(ctx, have)
+	return m.undoStage(ctx, id, have)
 }
 
 // stage creates or completes a stage; the mount is the last effect. A complete

@@ -44,7 +44,7 @@ func (m *Manager) Unstage(ctx context.Context, r UnstageRequest) error {
 
 // The record goes last.
 func (m *Manager) unstage(ctx context.Context, id volume.ID, rec stageRecord) error {
-	if err := m.undoStage(ctx, rec); err != nil {
+	if err := m.undoStage(ctx, id, rec); err != nil {
 		return err
 	}
 	if err := m.records.deleteStage(ctx, id); err != nil {
@@ -55,11 +55,12 @@ func (m *Manager) unstage(ctx context.Context, id volume.ID, rec stageRecord) er
 	return nil
 }
 
-func (m *Manager) undoStage(ctx context.Context, rec stageRecord) error {
+func (m *Manager) undoStage(ctx context.Context, id volume.ID, rec stageRecord) error {
 	s, err := m.source(rec.Locator, rec.mounted)
 	if err != nil {
 		return err
 	}
+	s.target.Volume = id
 	return s.undoStage(ctx, rec.Staging)
 }
 

@@ -148,6 +148,34 @@ func TestLostRecord(t *testing.T) {
 	}
 }
 
+// A volume with the namespace of another one is refused, and that keeps its disk.
+func TestRefusedStageKeepsTheOther(t *testing.T) {
+	k := newFakeKernel(t)
+	k.controller("nvme0", red, first)
+	const major, minor = 259, 1<<20 - 1 // no device has this number, so the disk is not in use
+	disk := k.disk("nvme0n1", red, 1, major, minor)
+	a := k.attacher()
+	l := access.NVMe{Transport: "tcp", NQN: red, NSID: 1, Paths: []netip.AddrPort{first}}
+	r, _, err := a.records.begin(node.Target{Locator: l, Volume: "first"}, l, host{nqn: self})
+	r.Device = disk
+	testkit.Must(t, err, a.records.put(r))
+
+	dir := t.TempDir()
+	m := testkit.Value(node.Open(t.Context(), node.Config{Store: filepath.Join(dir, "node.db"), Attachers: map[string]node.Attacher{Protocol(): a}}))(t)
+	defer func() { testkit.Must(t, m.Close()) }()
+	staging := filepath.Join(dir, "staging")
+	testkit.Must(t, os.Mkdir(staging, 0o700))
+	c := volume.Capability{Block: true, Mode: volume.SingleNodeWriter}
+	err = m.Stage(testkit.Context(t), node.StageRequest{Volume: "second", Staging: staging, Locator: l, Capability: c})
+	testkit.WantError(t, "Stage", err, errs.Precondition, "the namespace of volume first")
+	if text := testkit.Value(os.ReadFile(filepath.Join(k.Sys, "class/nvme/nvme0/delete_controller")))(t); len(text) > 0 {
+		t.Error("the disk of the other volume was disconnected")
+	}
+	if info := testkit.Value(a.Inspect(t.Context(), node.Target{Locator: l, Volume: "first"}))(t); info.Device != disk {
+		t.Errorf("the other volume has the device %+v", info.Device)
+	}
+}
+
 // An address that does not answer is tried once in a pass, for one of its
 // volumes; another address is tried too.
 func TestDownAddressInOnePass(t *testing.T) {

@@ -106,20 +106,21 @@ func locatorOf(t node.Target) (access.NVMe, error) {
 	return l, nil
 }
 
-// recordOf returns the record of a target's locator or device. Without one the
-// device identifies the subsystem, of controllers that this driver made.
+// recordOf returns the record of a target's locator or device, unless it is known
+// to be another volume's. Without one the device identifies the subsystem, of
+// controllers that this driver made.
 func (a *Attacher) recordOf(t node.Target) (record, bool, error) {
 	l, located := t.Locator.(access.NVMe)
 	if located {
 		if r, found, err := a.records.read(fileName(l)); err != nil || found {
-			return r, found, err
+			return r, found && !r.isOfAnother(t), err
 		}
 	}
 	if t.Device.Backing != "" {
 		all, err := a.records.all()
 		for _, r := range all {
 			if r.Device.Backing == t.Device.Backing {
-				return r, true, err
+				return r, !r.isOfAnother(t), err
 			}
 		}
 		if err != nil {

@@ -258,7 +258,8 @@ func (a *Attacher) Detach(ctx context.Context, t node.Target) error {
 	return err
 }
 
-// checkDetached refuses a volume without a record whose disk is in use.
+// checkDetached refuses a volume without a record whose disk is in use, unless it is
+// attached as another volume.
 func (a *Attacher) checkDetached(ctx context.Context, t node.Target) error {
 	l, located := t.Locator.(access.NVMe)
 	if !located {
@@ -267,6 +268,13 @@ func (a *Attacher) checkDetached(ctx context.Context, t node.Target) error {
 	n, found, err := a.connectedDisk(l)
 	if err != nil || !found {
 		return err
+	}
+	all, err := a.records.all()
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(all, func(r record) bool { return r.name == fileName(l) || r.Device == toDevice(n) }) {
+		return nil
 	}
 	return checkUnused(ctx, n)
 }

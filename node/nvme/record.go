@@ -36,6 +36,11 @@ type record struct {
 	name string // of the file; empty: of a controller without a record
 }
 
+// isOfAnother reports whether a record is known to be another volume's than a target.
+func (r record) isOfAnother(t node.Target) bool {
+	return t.Volume != "" && r.Volume != "" && r.Volume != t.Volume
+}
+
 // records are the files of a directory, one for each volume. Each is written as
 // a whole.
 type records struct{ dir, boot string }
