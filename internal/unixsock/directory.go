@@ -110,8 +110,9 @@ func removeLeftover(dir *os.File) error {
 	return nil
 }
 
-// checkDead fails unless certainly no process serves the socket.
-func checkDead(ctx context.Context, path string) error {
+// CheckDead fails unless certainly no process serves the socket: with ErrLive if one
+// does.
+func CheckDead(ctx context.Context, path string) error {
 	c, err := dial(ctx, path)
 	switch {
 	case err == nil:

@@ -127,7 +127,7 @@ func listenIn(ctx context.Context, dir *os.File, a Address, gid int) (*Listener,
 	case !found.isSocket:
 		return nil, errors.New("the existing file is not a socket: remove it or use another path")
 	default:
-		if err := checkDead(ctx, a.Path); err != nil {
+		if err := CheckDead(ctx, a.Path); err != nil {
 			return nil, err
 		}
 		flags = 0

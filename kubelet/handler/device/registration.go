@@ -44,14 +44,14 @@ func NewRegistration(dir string, h *Handler) *Registration {
 
 // Clear removes the directory's sockets, as a starting kubelet does, so that
 // plugins register again. If a kubelet serves the directory, it only returns
-// unixsock.ErrLive.
+// unixsock.ErrLive, and if that is not certain, another error.
 func (r *Registration) Clear(ctx context.Context) error {
 	if err := os.MkdirAll(r.dir, 0o750); err != nil {
 		return err
 	}
 	kubelet := filepath.Join(r.dir, KubeletSocket)
-	if conn, err := unixsock.Dial(ctx, kubelet); err == nil {
-		return errors.Join(fmt.Errorf("%w: %s", unixsock.ErrLive, kubelet), conn.Close())
+	if err := unixsock.CheckDead(ctx, kubelet); err != nil {
+		return fmt.Errorf("socket %s: %w", kubelet, err)
 	}
 	entries, err := os.ReadDir(r.dir)
 	if err != nil {
