@@ -418,6 +418,33 @@ func TestHealthOfControllerAndNode(t *testing.T) {
 	}
 }
 
+// A node reports only on volumes that are attached to it: of another one, a driver
+// without health at the controller says nothing, which is not healthy.
+func TestHealthIsNotKnownWithoutAReport(t *testing.T) {
+	o := newOther()
+	o.nodeRPCs = append(o.nodeRPCs, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH)
+	d, _ := start(t, o)
+	v := testkit.Value(d.Create(t.Context(), sized("v")))(t)
+	unknown := func(when string) {
+		t.Helper()
+		if got, err := d.Health(t.Context(), v.ID); !errors.Is(err, errs.Unsupported) {
+			t.Errorf("%s: %+v, %v; want %v", when, got, err, errs.Unsupported)
+		}
+	}
+	unknown("detached")
+	testkit.Value(d.Attach(t.Context(), client.AttachRequest{Volume: "v", Target: filepath.Join(t.TempDir(), "v")}))(t)
+	if got, err := d.Health(t.Context(), v.ID); err != nil || len(got) != 2 {
+		t.Errorf("attached: %+v, %v", got, err)
+	}
+	o.before = func(method string) error {
+		if method == "NodeGetVolumeHealth" {
+			return status.Error(codes.NotFound, "it is not staged")
+		}
+		return nil
+	}
+	unknown("not staged, as after a reboot")
+}
+
 // Drivers before CSI 1.13 have a VolumeCondition instead: {abnormal: true, message:
 // "the disk fails"} as field 2 of their answers.
 func TestVolumeCondition(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 )
 
 // Health returns the conditions that controller and node report. Unsupported:
-// neither reports health.
+// neither reports the health of this volume, as the node of one that is detached.
 func (d *Driver) Health(ctx context.Context, ref string) ([]volume.Condition, error) {
 	onController, onNode := d.announced[csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH], d.announced[csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH]
 	if !onController && !onNode && (d.announced[controllerVolumeCondition] || d.announced[nodeVolumeCondition]) {
@@ -39,12 +39,17 @@ func (d *Driver) Health(ctx context.Context, ref string) ([]volume.Condition, er
 		}
 		found = answer.GetVolumeHealth().GetHealthStatuses()
 	}
+	reported := onController
 	if path, staging := n.attachment.published(); onNode && (path != "" || staging != "") {
 		answer, err := d.node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: n.ID, VolumePublishPath: path, StagingTargetPath: staging})
 		if err != nil && codeOf(err) != codes.NotFound {
 			return nil, err
 		}
+		reported = reported || err == nil
 		found = append(found, answer.GetVolumeHealth().GetHealthStatuses()...)
+	}
+	if !reported {
+		return nil, d.notReported(n)
 	}
 	return conditions(found), nil
 }
@@ -112,9 +117,13 @@ func (d *Driver) volumeCondition(ctx context.Context, ref string) ([]volume.Cond
 		reported = appendCondition(&found, answer) || reported
 	}
 	if !reported {
-		return nil, errs.Errorf(errs.Unsupported, "driver %s reports no condition of volume %s; some do so only for an attached volume", d.info.Name, n.Name)
+		return nil, d.notReported(n)
 	}
 	return slices.Compact(found), nil
+}
+
+func (d *Driver) notReported(n *volumeRecord) error {
+	return errs.Errorf(errs.Unsupported, "driver %s reports no condition of volume %s; some do so only for an attached volume", d.info.Name, n.Name)
 }
 
 // appendCondition reads a VolumeCondition {bool abnormal = 1; string message = 2},
