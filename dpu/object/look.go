@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk"
@@ -51,7 +53,10 @@ func (m *Manager) Look(ctx context.Context, d Shown) (State, error) {
 	switch d.Object.Kind {
 	case plan.AIO:
 		path, err := m.config.Pools.File(d.Object.AIO.File)
-		if err != nil {
+		switch {
+		case isUnreadable(err):
+			return State{}, err
+		case err != nil:
 			return State{Why: err.Error()}, nil
 		}
 		return heldUnless(checkAIO(b, path)), nil
@@ -59,6 +64,12 @@ func (m *Manager) Look(ctx context.Context, d Shown) (State, error) {
 		return heldUnless(checkRBD(b, d.Object)), nil
 	}
 	return m.lookNamespace(ctx, d, b)
+}
+
+// isUnreadable: the error of a system call does not show what the path leads to.
+func isUnreadable(err error) bool {
+	_, fromKernel := errors.AsType[unix.Errno](err)
+	return fromKernel && !slices.ContainsFunc([]unix.Errno{unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.EXDEV}, func(e unix.Errno) bool { return errors.Is(err, e) })
 }
 
 func heldUnless(err error) State {

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cleatproject/cleat/dpu/plan"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/spdk"
@@ -188,6 +190,31 @@ func TestRBD(t *testing.T) {
 
 // A file that another bdev uses is refused, and this plugin's bdev on another
 // file is unchanged.
+// unreadable is a pool whose files cannot be looked up.
+type unreadable struct{ err error }
+
+func (u unreadable) File(access.File) (string, error) {
+	return "", errs.Errorf(errs.Precondition, "pool: %w", u.err)
+}
+
+// A pool that cannot be read does not show that SNAP has lost the device.
+func TestLookWithAnUnreadablePool(t *testing.T) {
+	r := newRig(t, spdktest.Config{}, nil)
+	o := plan.Object{ID: plan.ID{Kind: plan.AIO, Name: "a"}, AIO: &plan.AIOSpec{File: access.File{Name: "disk"}}}
+	testkit.Must(t, os.WriteFile(filepath.Join(r.dir, "disk"), make([]byte, 1<<20), 0o600))
+	r.make(o)
+	for _, c := range []struct {
+		err     error
+		unknown bool
+	}{{unix.EIO, true}, {unix.EMFILE, true}, {unix.ENOENT, false}, {unix.ELOOP, false}, {errors.New("pool x does not exist"), false}} {
+		r.config.Pools = unreadable{c.err}
+		state, err := r.Look(t.Context(), Shown{Name: "a", Object: o})
+		if c.unknown != (err != nil) || state.Held || !c.unknown && state.Why == "" {
+			t.Errorf("%v: %+v, %v", c.err, state, err)
+		}
+	}
+}
+
 func TestAIO(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	for _, name := range []string{"a", "b"} {
