@@ -194,7 +194,7 @@ func TestReadKey(t *testing.T) {
 
 func TestCephOrder(t *testing.T) {
 	conf, keys := t.TempDir(), t.TempDir()
-	testkit.Must(t, os.WriteFile(filepath.Join(keys, "new"), nil, 0o600))
+	testkit.Must(t, os.WriteFile(filepath.Join(keys, "new"), nil, 0o600), os.Symlink("/", filepath.Join(keys, "unreadable")))
 	testkit.Must(t, os.WriteFile(filepath.Join(conf, "east.conf"), []byte("[global]\nmon_host = [v2:192.0.2.1:3300/0,v1:192.0.2.1:6789/0]\n"), 0o600))
 	testkit.Must(t, os.WriteFile(filepath.Join(conf, "new.conf"), []byte("[global]\nmon_host = [v2:192.0.2.1:3300/0] [v2:192.0.2.2:3300/0]\n"), 0o600))
 	r := newRig(t, func(c *Config) { c.CephDir, c.KeyDir = conf, keys })
@@ -210,6 +210,8 @@ func TestCephOrder(t *testing.T) {
 			cephMount{Source: "192.0.2.1:3300,192.0.2.2:3300:/", User: "u", Mode: "prefer-crc", KeyDir: keys, Key: "new"}, "nosuid nodev name=u key=d ms_mode=prefer-crc"},
 		"by its monitors": {access.CephFS{Ceph: access.Ceph{ClusterID: "gone", Monitors: mons}, Path: "/a"},
 			cephMount{Source: "192.0.2.7:6789,[2001:db8::7]:6790:/a"}, "nosuid nodev name=admin"},
+		"the cluster's key cannot be read": {access.CephFS{Ceph: access.Ceph{ClusterID: "unreadable", Monitors: mons}, Path: "/a"}, // the mount says why
+			cephMount{Source: "192.0.2.7:6789,[2001:db8::7]:6790:/a", KeyDir: keys, Key: "unreadable"}, "nosuid nodev name=admin key=d"},
 	} {
 		s := testkit.Value(newCephFS(r.Mounts, c.at, false))(t)
 		got, err := s.mountRequest()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -102,14 +103,14 @@ func (c cephfs) keyOfCluster() string {
 		return ""
 	}
 	root, err := os.OpenRoot(c.mounts.config.KeyDir)
-	if err != nil {
+	if err == nil {
+		defer root.Close()
+		_, err = root.Stat(c.at.ClusterID)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
 		return ""
 	}
-	defer root.Close()
-	if _, err := root.Stat(c.at.ClusterID); err != nil {
-		return ""
-	}
-	return c.at.ClusterID
+	return c.at.ClusterID // readKey says why it cannot be read
 }
 
 // shown requires only one common monitor: a cluster replaces its monitors one
