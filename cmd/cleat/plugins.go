@@ -129,19 +129,33 @@ plugin is registered, fails or is removed; with -o json a line per state change.
 			if follow {
 				return f.follow(cmd, kind)
 			}
-			return f.runE(func(ctx context.Context, h *remote.Host, _ []string) (cli.View, any, error) {
+			var partial error
+			err := f.runE(func(ctx context.Context, h *remote.Host, _ []string) (cli.View, any, error) {
 				all, err := h.List(ctx, kind, "")
+				if err == nil {
+					partial = knowsAll(ctx, h)
+				}
 				t := cli.Table{Header: []string{"NAME", "TYPE", "STATE", "SINCE", "VERSIONS", "ENDPOINT", "SOCKET"}}
 				for _, p := range all {
 					t.Add(p.Name, p.Type, stateOf(p), p.Since, strings.Join(p.Versions, ","), p.Endpoint, p.Socket)
 				}
 				return t, all, err
 			})(cmd, args)
+			return errors.Join(err, partial)
 		},
 	}
 	addType(c, &kind, "only plugins of this type, such as CSIPlugin")
 	c.Flags().BoolVarP(&follow, "watch", "w", false, "continue and show changes")
 	return c
+}
+
+// knowsAll fails while the host cannot read its directory.
+func knowsAll(ctx context.Context, h *remote.Host) error {
+	info, err := h.Info(ctx)
+	if err == nil && info.Error != "" {
+		err = fmt.Errorf("the host might not know all plugins: %s", info.Error)
+	}
+	return err
 }
 
 func stateOf(p watch.Status) string {
@@ -222,13 +236,17 @@ func (e *explanation) addAll(ctx context.Context, h *remote.Host) error {
 		}
 		e.Plugins, texts = append(e.Plugins, found...), append(texts, text)
 	}
+	if err := knowsAll(ctx, h); err != nil {
+		texts = append(texts, err.Error())
+	}
 	e.Text = strings.Join(texts, "\n\n")
 	switch {
+	case len(texts) > 0:
 	case len(all) == 0:
 		info, err := h.Info(ctx)
 		e.Text = "no plugin has a socket below " + info.Directory
 		return err
-	case len(texts) == 0:
+	default:
 		e.Text = fmt.Sprintf("%s: all are registered", count(len(all), "plugin"))
 	}
 	return nil

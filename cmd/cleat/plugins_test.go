@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -172,6 +173,21 @@ func TestQueryHost(t *testing.T) {
 	err := server.Ask(t.Context(), status, "/status", &document)
 	if d := document.Host; err != nil || d.Directory != h.plugins || len(d.Plugins) != 1 || len(d.Others) != 1 || d.Others[0].Name != "a" {
 		t.Errorf("status: %+v, %v", document, err)
+	}
+}
+
+// A host that cannot read its directory does not know which plugins there are.
+func TestQueryHostWithoutDirectory(t *testing.T) {
+	status := filepath.Join(t.TempDir(), "status.sock")
+	h := newHost(t, "--metrics-address", status, "-o", "none")
+	testkit.Must(t, os.Rename(h.plugins, h.plugins+".away"))
+	testkit.Eventually(t, "the host is not ready", func() bool {
+		var ready struct{ Ready bool }
+		return server.Ask(t.Context(), status, "/readyz", &ready) == nil && !ready.Ready
+	})
+	h.refuses(t, []string{"might not know all plugins", h.plugins}, "plugins", "list")
+	if text := h.says(t, []string{"might not know all plugins"}, "plugins", "why"); strings.Contains(text, "no plugin has a socket") {
+		t.Errorf("why: %s", text)
 	}
 }
 

@@ -90,6 +90,8 @@ type Info struct {
 	Types     []string  `json:"types"`
 	Started   time.Time `json:"started"`
 	PID       int       `json:"pid"`
+	// Why the host might not know all plugins; empty: it does.
+	Error string `json:"error,omitempty"`
 }
 
 // Info describes the host.
@@ -100,7 +102,7 @@ func (h *Host) Info(ctx context.Context) (Info, error) {
 	}
 	return Info{
 		Version: a.GetVersion(), Directory: pathFromWire(a.GetDirectory()), Types: a.GetTypes(),
-		Started: timeFromWire(a.GetStarted()), PID: int(a.GetPid()),
+		Started: timeFromWire(a.GetStarted()), PID: int(a.GetPid()), Error: a.GetError(),
 	}, nil
 }
 

@@ -92,10 +92,14 @@ func invalid(format string, args ...any) error {
 }
 
 func (s *Service) GetHost(context.Context, *hostv1.GetHostRequest) (*hostv1.GetHostResponse, error) {
-	return &hostv1.GetHostResponse{
+	answer := &hostv1.GetHostResponse{
 		Version: s.Info.Version, Directory: pathToWire(s.Info.Directory), Types: s.Info.Types,
 		Started: timeToWire(s.Info.Started), Pid: int32(s.Info.PID),
-	}, nil
+	}
+	if err := s.Host.Health(); err != nil {
+		answer.Error = valid(err.Error())
+	}
+	return answer, nil
 }
 
 // Limits of a ListPlugins page, in plugins and bytes (the plugin that exceeds

@@ -215,9 +215,12 @@ type GetHostResponse struct {
 	// Watched directory, as in the configuration of the host.
 	Directory string `protobuf:"bytes,2,opt,name=directory,proto3" json:"directory,omitempty"`
 	// Types of plugin that are registered, sorted; others are refused.
-	Types         []string               `protobuf:"bytes,3,rep,name=types,proto3" json:"types,omitempty"`
-	Started       *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=started,proto3" json:"started,omitempty"`
-	Pid           int32                  `protobuf:"varint,5,opt,name=pid,proto3" json:"pid,omitempty"`
+	Types   []string               `protobuf:"bytes,3,rep,name=types,proto3" json:"types,omitempty"`
+	Started *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=started,proto3" json:"started,omitempty"`
+	Pid     int32                  `protobuf:"varint,5,opt,name=pid,proto3" json:"pid,omitempty"`
+	// Why the host might not know all plugins, as while it cannot read the
+	// directory. Empty: it knows them.
+	Error         string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -285,6 +288,13 @@ func (x *GetHostResponse) GetPid() int32 {
 		return x.Pid
 	}
 	return 0
+}
+
+func (x *GetHostResponse) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
 }
 
 // Failure describes the last failed attempt.
@@ -1399,13 +1409,14 @@ var File_host_v1_host_proto protoreflect.FileDescriptor
 const file_host_v1_host_proto_rawDesc = "" +
 	"\n" +
 	"\x12host/v1/host.proto\x12\rcleat.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x10\n" +
-	"\x0eGetHostRequest\"\xa7\x01\n" +
+	"\x0eGetHostRequest\"\xbd\x01\n" +
 	"\x0fGetHostResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1c\n" +
 	"\tdirectory\x18\x02 \x01(\tR\tdirectory\x12\x14\n" +
 	"\x05types\x18\x03 \x03(\tR\x05types\x124\n" +
 	"\astarted\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12\x10\n" +
-	"\x03pid\x18\x05 \x01(\x05R\x03pid\"a\n" +
+	"\x03pid\x18\x05 \x01(\x05R\x03pid\x12\x14\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\"a\n" +
 	"\aFailure\x12(\n" +
 	"\x04step\x18\x01 \x01(\x0e2\x14.cleat.host.v1.PhaseR\x04step\x12\x14\n" +
 	"\x05error\x18\x02 \x01(\tR\x05error\x12\x16\n" +
