@@ -117,8 +117,7 @@ func addHostAddrs(hosts, from map[string][]netip.Addr) (changed bool) {
 }
 
 // forgetHosts forgets the hosts admitted before the adoption that lose the volume, are
-// not connected any more, or have a grant: from now on, a host gets the volume by
-// a grant.
+// gone, or have a grant: from now on, a host gets the volume by a grant.
 func (e *Engine) forgetHosts(ctx context.Context, r record, loses func(host string) bool) (record, error) {
 	if len(r.Hosts) == 0 {
 		return r, nil
@@ -132,16 +131,14 @@ func (e *Engine) forgetHosts(ctx context.Context, r record, loses func(host stri
 		return r, err
 	}
 	granted := recorded.Of(r.id())
-	sessions, err := t.Client.SubsystemControllers(ctx, r.nqn())
+	sessions, err := t.sessions(ctx, r.nqn())
 	if err != nil {
-		if _, missing := t.Client.Subsystem(ctx, r.nqn()); errors.Is(missing, rpc.NotFound) {
-			return e.withoutHosts(ctx, r, func(host string, _ []netip.Addr) bool { return loses(host) }) // the target has restarted: the others come back
-		}
 		return r, t.explain(err, "list the clients of volume %s", r.id())
 	}
+	gone := t.gone(e.returnTime)
 	return e.withoutHosts(ctx, r, func(host string, _ []netip.Addr) bool {
 		return loses(host) || slices.ContainsFunc(granted, func(g volume.RecordedGrant) bool { return e.hostNQN(g.Client) == host }) ||
-			!slices.ContainsFunc(sessions, func(c rpc.SubsystemController) bool { return c.HostNQN == host })
+			gone[hostAt{r.nqn(), host}] && !slices.ContainsFunc(sessions, func(c rpc.SubsystemController) bool { return c.HostNQN == host })
 	})
 }
 

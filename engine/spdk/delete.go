@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -77,7 +78,8 @@ func (e *Engine) present(ctx context.Context, r record) (*rpc.Bdev, error) {
 	return &bdev, t.explain(e.missing(ctx, t, r, err), "delete volume %s", r.id())
 }
 
-// unused returns Precondition for a volume that a client is connected to.
+// unused returns Precondition for a volume that a client is connected to, and
+// Unavailable if a host admitted before the adoption can still come back.
 func (e *Engine) unused(ctx context.Context, r record) error {
 	if e.isRetired(r.Target) {
 		return nil
@@ -96,6 +98,13 @@ func (e *Engine) unused(ctx context.Context, r record) error {
 	}
 	if slices.Sort(hosts); len(hosts) > 0 {
 		return errs.Errorf(errs.Precondition, "volume %s is in use: connected is %s; detach it there first", r.id(), strings.Join(slices.Compact(hosts), ", "))
+	}
+	gone := t.gone(e.returnTime)
+	for _, host := range slices.Sorted(maps.Keys(r.Hosts)) {
+		if !gone[hostAt{r.nqn(), host}] {
+			return errs.Errorf(errs.Unavailable, "whether host %s still uses volume %s is not known yet: it was admitted before the adoption, and can come back, as after a restart of target %s; repeat the call until it was not connected for %s",
+				host, r.id(), t.Name, e.returnTime)
+		}
 	}
 	return nil
 }

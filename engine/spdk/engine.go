@@ -66,9 +66,10 @@ type Engine struct {
 	order   []*target
 	locks   op.Locks // "name:" with the name of a volume, "snapshot:" with that of a snapshot
 	// answerTime is for targets whose answer the call can do without, enforceTime
-	// for the export of one volume, zeroTime for a call that waits for zeros.
-	answerTime, enforceTime, zeroTime time.Duration
-	tookOver                          chan struct{} // closed takeOverTime after the start
+	// for the export of one volume, zeroTime for a call that waits for zeros,
+	// returnTime for a host that is not connected.
+	answerTime, enforceTime, zeroTime, returnTime time.Duration
+	tookOver                                      chan struct{} // closed takeOverTime after the start
 }
 
 var (
@@ -93,6 +94,7 @@ type target struct {
 	lost    []string            // objects whose lvols the target does not have any more
 	failure error               // why the exports could not be compared
 	foreign []string            // subsystems with names of volumes that neither a record nor another release has
+	absent  map[hostAt]absence  // hosts without a grant or an address that are not connected
 }
 
 // New returns an engine. The targets need not answer.
@@ -106,7 +108,7 @@ func New(c Config) (*Engine, error) {
 	if len(c.Targets)+len(c.Retired) == 0 {
 		return nil, errs.Errorf(errs.Invalid, "no SPDK target is configured")
 	}
-	e := &Engine{config: c, targets: map[string]*target{}, answerTime: 5 * time.Second, enforceTime: time.Minute, zeroTime: time.Minute}
+	e := &Engine{config: c, targets: map[string]*target{}, answerTime: 5 * time.Second, enforceTime: time.Minute, zeroTime: time.Minute, returnTime: returnTime}
 	tookOver := make(chan struct{})
 	time.AfterFunc(takeOverTime, func() { close(tookOver) })
 	e.tookOver = tookOver

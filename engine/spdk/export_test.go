@@ -212,6 +212,7 @@ func testAdopt(t *testing.T, r *rig) {
 		t.Errorf("CreateVolume of the same name returns %s, want %s", again.ID, id)
 	}
 	old.Close()
+	r.away(e, v, "nqn.2014-08.org.example:old")
 	unpublish(t, e, id, "n1")
 	r.refused(v, "nqn.2014-08.org.example:old")
 	testkit.Must(t, e.Delete(ctx, id), e.Delete(ctx, id))

@@ -323,6 +323,7 @@ func (e *Engine) observe(ctx context.Context, t *target, s state) (o observed, e
 		}
 	}
 	o.pairs, o.readErrors = e.connections(ctx, t, ids)
+	o.gone = t.gone(e.returnTime)
 	return o, nil
 }
 

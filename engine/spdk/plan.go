@@ -109,6 +109,7 @@ type observed struct {
 	// has why they are not known.
 	pairs      map[volume.ID][]rpc.QueuePair
 	readErrors map[volume.ID]error
+	gone       map[hostAt]bool // hosts without a session that do not come back
 }
 
 // steps lead a target to where the fences are proved: without any they are. What
@@ -137,6 +138,7 @@ func (e *Engine) plan(s state, target string, o observed) (p steps) {
 	recorded := map[string]bool{}
 	for _, r := range s.at(target) {
 		recorded[r.nqn()] = true
+		e.planUnseen(s, r, o, &p)
 		if x, exported := o.exports[r.nqn()]; exported {
 			e.planVolume(s, r, x, o, &p)
 		}
@@ -153,6 +155,19 @@ func (e *Engine) plan(s state, target string, o observed) (p steps) {
 		}
 	}
 	return p
+}
+
+// planUnseen lets the fences wait for clients whose addresses are not known, until they
+// have connected or are gone. The volume need not be exported: after a restart of the
+// target they connect as soon as it is.
+func (e *Engine) planUnseen(s state, r record, o observed, p *steps) {
+	from := addrsOf(o.pairs[r.id()])
+	for _, g := range s.Admitted(r.id()) {
+		host := e.hostNQN(g.Client)
+		if g.NameOnly && len(g.Client.Addrs)+len(from[host]) == 0 && !o.gone[hostAt{r.nqn(), host}] {
+			p.unproved = errors.Join(p.unproved, errs.Errorf(errs.Unavailable, "the addresses of %s, which has volume %s, are not known before it has connected, or was not connected for %s", g.Client.Node, r.id(), e.returnTime))
+		}
+	}
 }
 
 // planVolume adds the steps for one volume that is exported.

@@ -44,7 +44,9 @@ func newPlanCase(t *testing.T) *planCase {
 }
 
 // open is a grant of a client that no fence covers.
-func (c *planCase) open(addrs ...string) { c.grant.Client, c.grant.Fenced = node("n1", addrs...), nil }
+func (c *planCase) open(addrs ...string) {
+	c.grant.Client, c.grant.Fenced, c.grant.NameOnly = node("n1", addrs...), nil, len(addrs) == 0
+}
 
 func (c *planCase) gone() { c.export.Hosts, c.pair = nil, nil }
 
@@ -72,8 +74,14 @@ func TestPlan(t *testing.T) {
 		"an admitted host from a fenced address": {func(c *planCase) { c.open("198.51.100.1") }, "learn", ""},
 		"an admitted host is not on the list":    {func(c *planCase) { c.open("198.51.100.1"); c.gone() }, "behind", ""},
 		"every host is admitted":                 {func(c *planCase) { c.open("198.51.100.1"); c.export.AllowAnyHost = true; c.pair = nil }, "correct", ""},
-		"a client without an address":            {func(c *planCase) { c.open(); c.pair = nil }, proved, "all"},
-		"the target was not compared":            {func(c *planCase) { c.gone(); clear(c.state.compared) }, proved, "all"},
+		"a client without an address":            {func(c *planCase) { c.open(); c.pair = nil }, "unproved", "all"},
+		"it is not exported yet":                 {func(c *planCase) { c.open(); c.pair = nil; c.export.NQN = "other" }, "unproved", "all"},
+		"it is connected":                        {func(c *planCase) { c.open(); c.pair.Peer.Address = "198.51.100.1" }, proved, "all"},
+		"it is gone": {func(c *planCase) {
+			c.open()
+			c.pair, c.shown.gone = nil, map[hostAt]bool{{c.record.nqn(), "n1"}: true}
+		}, proved, "all"},
+		"the target was not compared": {func(c *planCase) { c.gone(); clear(c.state.compared) }, proved, "all"},
 		"a host admitted before the adoption, from nowhere": {func(c *planCase) {
 			c.state.Grants = nil
 			c.record.Hosts = map[string][]netip.Addr{"n1": nil}

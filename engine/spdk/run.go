@@ -1,6 +1,7 @@
 package spdk
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -96,6 +97,8 @@ func (e *Engine) compare(ctx context.Context, t *target) error {
 
 // compareEach is compare, with the errors of single volumes in failed.
 func (e *Engine) compareEach(ctx context.Context, t *target) (failed map[volume.ID]error, err error) {
+	absent := map[hostAt]absence{}
+	defer func() { t.setAbsent(absent) }()
 	seen, err := t.subsystems(ctx) // first: a volume is recorded before it is exported
 	if err != nil {
 		return nil, err
@@ -125,12 +128,19 @@ func (e *Engine) compareEach(ctx context.Context, t *target) (failed map[volume.
 		volumes.Go(func() (err error) {
 			if r.isVolume() && t.differs(seen, ring, r, e.hostNQNs(r, clientsOf(grants))) {
 				err = e.repair(ctx, r.id())
-			} else {
-				err = e.learn(ctx, t, r, grants)
 			}
+			var hosts []string
+			var connected map[string][]netip.Addr
+			isLost := errors.Is(err, errLost)
+			if err == nil || isLost || errors.Is(err, errNoKey) {
+				var failure error
+				hosts, connected, failure = e.learn(ctx, t, r, grants)
+				err = cmp.Or(err, failure)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			t.addAbsent(absent, r.nqn(), hosts, connected, seen[r.nqn()].NQN == "" && !isLost)
 			if err != nil {
-				mu.Lock()
-				defer mu.Unlock()
 				failed[r.id()] = err
 			}
 			return nil
@@ -204,29 +214,30 @@ func admittedBy(s rpc.Subsystem) (hosts []string) {
 }
 
 // learn records the addresses of connected clients whose node id has none, and of
-// hosts admitted before the adoption.
-func (e *Engine) learn(ctx context.Context, t *target, r record, admitted []volume.RecordedGrant) error {
+// hosts admitted before the adoption. It returns these hosts, and those that are
+// connected.
+func (e *Engine) learn(ctx context.Context, t *target, r record, admitted []volume.RecordedGrant) (hosts []string, from map[string][]netip.Addr, err error) {
 	named := slices.DeleteFunc(slices.Clone(admitted), func(g volume.RecordedGrant) bool { return !g.NameOnly })
 	if len(named)+len(r.Hosts) == 0 {
-		return nil
+		return nil, nil, nil
 	}
 	pairs, err := t.pairs(ctx, r.nqn())
 	if err != nil {
-		return t.explain(err, "list the connections of volume %s", r.id())
+		return nil, nil, t.explain(err, "list the connections of volume %s", r.id())
 	}
-	from := addrsOf(pairs)
+	from, hosts = addrsOf(pairs), e.hostNQNs(r, clientsOf(named))
 	for _, g := range named {
 		isNew := func(a netip.Addr) bool { return !slices.Contains(g.Client.Addrs, a) }
 		if now := from[e.hostNQN(g.Client)]; slices.ContainsFunc(now, isNew) {
 			if err := e.config.Grants.Learn(ctx, g.Client.Node, now); err != nil {
-				return err
+				return nil, nil, err
 			}
 		}
 	}
 	if !addHostAddrs(maps.Clone(r.Hosts), from) {
-		return nil
+		return hosts, from, nil
 	}
-	return e.locked(ctx, r.id(), func(now record) error {
+	return hosts, from, e.locked(ctx, r.id(), func(now record) error {
 		next := now
 		next.Hosts = maps.Clone(now.Hosts)
 		addHostAddrs(next.Hosts, from)
