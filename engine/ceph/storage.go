@@ -63,8 +63,9 @@ func (e *Engine) morePools(ctx context.Context, v volume.Volume) (data, parents 
 		for err == nil && parent != nil {
 			id := int64(parent.Image.PoolID)
 			found.parents = append(found.parents, poolRef{parent.Image.PoolName, id})
-			if p, err = e.poolOf(id, "a parent of volume "+string(v.ID)); errors.Is(err, errs.Precondition) {
-				return found, nil // in a foreign pool: its own parents are unknown
+			p, err = e.poolOf(id, "a parent of volume "+string(v.ID))
+			if errors.Is(err, errs.Precondition) || err == nil && parent.Image.PoolNamespace != p.namespace {
+				return found, nil // in a foreign pool or namespace: its own parents are unknown
 			}
 			if err != nil {
 				return found, err
