@@ -52,6 +52,8 @@ func (c *Controller) actOne(ctx context.Context, o *observation, action plan.Act
 		return c.callBackend(ctx, "fence", a.Backend, func(ctx context.Context, b Backend) error { return b.Fence(ctx, owner, a.Addresses) })
 	case plan.Unfence:
 		return c.callBackend(ctx, "unfence", a.Backend, func(ctx context.Context, b Backend) error { return b.Unfence(ctx, owner, a.Addresses) })
+	case plan.Forget:
+		return c.callBackend(ctx, "forget the fences", a.Backend, func(ctx context.Context, b Backend) error { return b.Forget(ctx, owner, a.Addresses) })
 	}
 	return errs.Errorf(errs.Internal, "unknown action %T", action)
 }

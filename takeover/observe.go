@@ -247,8 +247,8 @@ func (c *Controller) readBack(ctx context.Context, o *observation, name string, 
 	}
 	back := &plan.ReadBack{Backend: name, Intent: intent.Digest, At: time.Now()}
 	found, err := backend.ReadBack(ctx, o.Remediation.UID, intent.Targets[at].Addresses)
-	back.Held, back.Recorded, back.Evidence = found.Held, found.Recorded, found.Evidence
-	back.FenceBlocked, back.UnfenceBlocked = found.FenceBlocked, found.UnfenceBlocked
+	back.Held, back.Recorded, back.Lifted, back.Evidence = found.Held, found.Recorded, found.Lifted, found.Evidence
+	back.Missing, back.FenceBlocked, back.UnfenceBlocked = found.Missing, found.FenceBlocked, found.UnfenceBlocked
 	if err != nil {
 		back.Err = err.Error()
 	}

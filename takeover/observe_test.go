@@ -35,6 +35,7 @@ func (b backend) ReadBack(context.Context, string, []netip.Addr) (Fences, error)
 	return Fences{}, b.err
 }
 func (b backend) Unfence(context.Context, string, []netip.Addr) error { return b.err }
+func (b backend) Forget(context.Context, string, []netip.Addr) error  { return b.err }
 func (b backend) Clients(context.Context) ([]Client, error) {
 	if b.answered != nil {
 		*b.answered = time.Now()

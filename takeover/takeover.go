@@ -27,6 +27,8 @@ type Backend interface {
 	// Unfence lifts the owner's fences of the addresses, and no others. The machines
 	// with these addresses were restarted or are off.
 	Unfence(ctx context.Context, owner string, addresses []netip.Addr) error
+	// Forget removes what proves that the owner's fences of the addresses are lifted.
+	Forget(ctx context.Context, owner string, addresses []netip.Addr) error
 	// Clients returns the recorded clients of the storage, none for a backend that
 	// records none.
 	Clients(ctx context.Context) ([]Client, error)
@@ -38,7 +40,11 @@ type Backend interface {
 type Fences struct {
 	Held     []netip.Addr // proved to be in force
 	Recorded []netip.Addr // in any phase; all of Held
-	Evidence []string     // what was read
+	// Lifted: it was read, from what fences, that no fence is left. Recorded is then what
+	// Forget removes.
+	Lifted   bool
+	Evidence []string // what was read
+	Missing  string   // why the fences are not held or not lifted yet
 	// What an administrator has to do before a fence holds, or before it is lifted,
 	// where fences of others are in the way.
 	FenceBlocked, UnfenceBlocked string

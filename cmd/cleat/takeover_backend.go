@@ -79,6 +79,7 @@ func (b fenceBackend) ReadBack(ctx context.Context, owner string, addresses []ne
 		f.Recorded, err = addressesIn(recorded)
 	}
 	if err != nil || len(f.Recorded) == 0 {
+		f.Lifted = err == nil // the service has the records of what it enforces
 		return f, err
 	}
 	held, err := b.List(ctx, ownerRequest(owner))
@@ -126,6 +127,9 @@ func (b fenceBackend) Unfence(ctx context.Context, owner string, _ []netip.Addr)
 	r.Parameters[request.RestartedParameter] = "true"
 	return b.Client.Unfence(ctx, r, blocksOf(addresses))
 }
+
+// Forget implements takeover.Backend: the service forgets lifted fences itself.
+func (fenceBackend) Forget(context.Context, string, []netip.Addr) error { return nil }
 
 // Clients implements takeover.Backend.
 func (b fenceBackend) Clients(ctx context.Context) ([]takeover.Client, error) {

@@ -135,7 +135,7 @@ func (b Backend) read(ctx context.Context, owner string) ([]Object, *class, erro
 			driver, known = drivers[f.Spec.Class]
 		}
 		o := b.object(f, owner, own)
-		if o.Number > 0 && o.Deleting && !slices.Contains(f.Finalizers, finalizer) {
+		if o.Number > 0 && o.Deleting && !o.Pending && !slices.Contains(f.Finalizers, finalizer) {
 			continue // dropped
 		}
 		if o.Number > 0 || o.Foreign || driver == own.Spec.Provisioner || !known {
@@ -163,10 +163,12 @@ func (b Backend) object(f *networkFence, owner string, own *class) Object {
 		o.Blocks = append(o.Blocks, block.Masked())
 	}
 	o.Void, o.Released = f.Annotations[voidAnnotation] != "", f.Annotations[voidAnnotation] == released
-	label := f.Labels[ownerLabel]
+	label, recorded := f.Labels[ownerLabel], f.Annotations[blocksAnnotation]
 	number, named := strings.CutPrefix(f.Name, b.prefix(owner))
 	if !named {
-		o.Cleat = label != "" && label != owner && strings.HasPrefix(f.Name, "cleat-"+label+"-")
+		if o.Cleat = label != "" && label != owner && strings.HasPrefix(f.Name, "cleat-"+label+"-"); o.Cleat {
+			o.Blocks = append(o.Blocks, parseBlocks(recorded)...)
+		}
 		return o
 	}
 	n, err := strconv.Atoi(number)
@@ -175,7 +177,6 @@ func (b Backend) object(f *networkFence, owner string, own *class) Object {
 		return o
 	}
 	o.Number = n
-	recorded := f.Annotations[blocksAnnotation]
 	created := int64(1)
 	if o.Deleting { // which is a generation too
 		created = 2
@@ -189,16 +190,21 @@ func (b Backend) object(f *networkFence, owner string, own *class) Object {
 		o.Changed = "it has other cidrs"
 	}
 	if recorded != "" && o.Changed != "" { // what was fenced first
-		o.Blocks = nil
-		for text := range strings.SplitSeq(recorded, ",") {
-			if block, err := netip.ParsePrefix(text); err == nil {
-				o.Blocks = append(o.Blocks, block)
-			}
-		}
+		o.Blocks = parseBlocks(recorded)
 	}
 	o.Evidence = fmt.Sprintf("word of driver %s: NetworkFence %s (UID %s, resourceVersion %s, generation 1) of class %s (UID %s) has result %s",
 		own.Spec.Provisioner, f.Name, f.UID, f.ResourceVersion, own.Name, own.UID, f.Status.Result)
 	return o
+}
+
+// parseBlocks reads an annotation of ours.
+func parseBlocks(recorded string) (blocks []netip.Prefix) {
+	for text := range strings.SplitSeq(recorded, ",") {
+		if block, err := netip.ParsePrefix(text); err == nil {
+			blocks = append(blocks, block)
+		}
+	}
+	return blocks
 }
 
 // prefix is that of the names of a remediation's objects.
@@ -208,15 +214,7 @@ func (b Backend) prefix(owner string) string {
 
 // Fence implements takeover.Backend.
 func (b Backend) Fence(ctx context.Context, owner string, addresses []netip.Addr) error {
-	all, own, err := b.read(ctx, owner)
-	if err != nil {
-		return err
-	}
-	changes, blocked := FenceChanges(all, addresses)
-	if err := b.apply(ctx, owner, own, changes); err != nil {
-		return err
-	}
-	return blocked
+	return b.change(ctx, owner, func(all []Object) ([]Change, error) { return FenceChanges(all, addresses) })
 }
 
 // ReadBack implements takeover.Backend.
@@ -226,23 +224,30 @@ func (b Backend) ReadBack(ctx context.Context, owner string, addresses []netip.A
 		return takeover.Fences{}, err
 	}
 	s := Read(all, addresses)
-	f := takeover.Fences{Recorded: s.Recorded, FenceBlocked: s.FenceBlocked, UnfenceBlocked: s.UnfenceBlocked}
+	f := takeover.Fences{Recorded: s.Recorded, Lifted: s.Lifted, Missing: s.Missing, FenceBlocked: s.FenceBlocked, UnfenceBlocked: s.UnfenceBlocked}
 	if s.Held {
 		f.Held, f.Evidence = addresses, []string{s.Evidence}
-	}
-	if s.Missing != "" {
-		return f, errs.Errorf(errs.Unavailable, "%s", s.Missing)
 	}
 	return f, nil
 }
 
 // Unfence implements takeover.Backend.
-func (b Backend) Unfence(ctx context.Context, owner string, _ []netip.Addr) error {
+func (b Backend) Unfence(ctx context.Context, owner string, addresses []netip.Addr) error {
+	return b.change(ctx, owner, func(all []Object) ([]Change, error) { return UnfenceChanges(all, addresses) })
+}
+
+// Forget implements takeover.Backend.
+func (b Backend) Forget(ctx context.Context, owner string, addresses []netip.Addr) error {
+	return b.change(ctx, owner, func(all []Object) ([]Change, error) { return ForgetChanges(all, addresses) })
+}
+
+// change reads all objects, and makes the changes that decide returns, also with an error.
+func (b Backend) change(ctx context.Context, owner string, decide func([]Object) ([]Change, error)) error {
 	all, own, err := b.read(ctx, owner)
 	if err != nil {
 		return err
 	}
-	changes, blocked := UnfenceChanges(all)
+	changes, blocked := decide(all)
 	if err := b.apply(ctx, owner, own, changes); err != nil {
 		return err
 	}
@@ -324,6 +329,9 @@ func (b Backend) build(owner string, own *class, c Change) *unstructured.Unstruc
 	for i, block := range c.Blocks {
 		cidrs[i], list[i] = block.String(), block.String()
 	}
+	if c.Marker {
+		list = []any{}
+	}
 	u := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": group + "/v1alpha1", "kind": "NetworkFence",
 		// CSI-Addons writes driver and secret when it adds its finalizer: with them that
@@ -339,7 +347,7 @@ func (b Backend) build(owner string, own *class, c Change) *unstructured.Unstruc
 
 // void marks an object, and deletes it if c says so. A released one stays released.
 func (b Backend) void(ctx context.Context, owner string, c Change) error {
-	return b.change(ctx, owner, c, func(u *unstructured.Unstructured) bool {
+	return b.edit(ctx, owner, c, func(u *unstructured.Unstructured) bool {
 		annotations := u.GetAnnotations()
 		if annotations == nil {
 			annotations = map[string]string{}
@@ -358,7 +366,7 @@ func (b Backend) void(ctx context.Context, owner string, c Change) error {
 
 // drop removes our finalizer, then the object.
 func (b Backend) drop(ctx context.Context, owner string, c Change) error {
-	return b.change(ctx, owner, c, func(u *unstructured.Unstructured) bool {
+	return b.edit(ctx, owner, c, func(u *unstructured.Unstructured) bool {
 		finalizers := u.GetFinalizers()
 		at := slices.Index(finalizers, finalizer)
 		if at >= 0 {
@@ -368,9 +376,9 @@ func (b Backend) drop(ctx context.Context, owner string, c Change) error {
 	})
 }
 
-// change edits the metadata of an object that still has our label, and the version of
+// edit changes the metadata of an object that still has our label, and the version of
 // c, and deletes it unless c only releases it.
-func (b Backend) change(ctx context.Context, owner string, c Change, edit func(*unstructured.Unstructured) bool) error {
+func (b Backend) edit(ctx context.Context, owner string, c Change, do func(*unstructured.Unstructured) bool) error {
 	fences := b.Client.Resource(fenceResource)
 	u, err := fences.Get(ctx, c.Name, metav1.GetOptions{})
 	if err != nil {
@@ -382,7 +390,7 @@ func (b Backend) change(ctx context.Context, owner string, c Change, edit func(*
 	if u.GetLabels()[ownerLabel] != owner {
 		return errs.Errorf(errs.Precondition, "its label is not that of the remediation any more")
 	}
-	if edit(u) {
+	if do(u) {
 		if u, err = fences.Update(ctx, u, metav1.UpdateOptions{}); err != nil {
 			return err
 		}

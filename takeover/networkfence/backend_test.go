@@ -2,6 +2,7 @@ package networkfence
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -11,9 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/yaml"
 
-	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -77,11 +78,8 @@ func TestProof(t *testing.T) {
 			c.change(u)
 			testkit.Value(fences.Update(t.Context(), u, metav1.UpdateOptions{}))(t)
 			f, err := b.ReadBack(t.Context(), "uid", []netip.Addr{address, second})
-			text := f.FenceBlocked
-			if err != nil {
-				text += err.Error()
-			}
-			if (len(f.Held) == 2) != c.held || !strings.Contains(text, c.want) || len(f.Recorded) != 2 || c.held && !strings.Contains(f.Evidence[0], "word of driver rbd") {
+			text := f.FenceBlocked + f.Missing
+			if err != nil || (len(f.Held) == 2) != c.held || !strings.Contains(text, c.want) || len(f.Recorded) != 2 || c.held && !strings.Contains(f.Evidence[0], "word of driver rbd") {
 				t.Errorf("%+v, %v", f, err)
 			}
 			if other, _ := b.ReadBack(t.Context(), "other", []netip.Addr{address}); len(other.Recorded)+len(other.Held) > 0 {
@@ -139,16 +137,98 @@ func TestReportedClients(t *testing.T) {
 	}
 }
 
-// Of two remediations that fence the same address, the one that is released first waits
-// for the other one, and the other one does not wait for the first.
+// handle is what CSI-Addons does: each object has a result. It returns what they were.
+func handle(t *testing.T, b Backend) (states []string) {
+	t.Helper()
+	fences := b.Client.Resource(fenceResource)
+	for _, u := range testkit.Value(fences.List(t.Context(), metav1.ListOptions{}))(t).Items {
+		states = append(states, fmt.Sprint(u.GetName()[len(u.GetName())-1:], " ", nested(&u, "spec", "fenceState"), " ", nested(&u, "spec", "cidrs")))
+		u.Object["status"] = map[string]any{"result": "Succeeded"}
+		u.SetGeneration(1)
+		if u.GetAnnotations()[voidAnnotation] != "" && u.GetDeletionTimestamp() != nil {
+			u.SetGeneration(2)
+		}
+		testkit.Value(fences.Update(t.Context(), &u, metav1.UpdateOptions{}))(t)
+	}
+	return states
+}
+
+// deleting keeps objects with a finalizer, as the API server does.
+func deleting(b Backend) {
+	client := b.Client.(*fake.FakeDynamicClient)
+	client.PrependReactor("delete", "networkfences", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		name := a.(clienttesting.DeleteAction).GetName()
+		o, err := client.Tracker().Get(fenceResource, "", name)
+		u, _ := o.(*unstructured.Unstructured)
+		if err != nil || len(u.GetFinalizers()) == 0 {
+			return false, nil, nil
+		}
+		if u.GetDeletionTimestamp() == nil {
+			now := metav1.Now()
+			u.SetDeletionTimestamp(&now)
+			u.SetGeneration(u.GetGeneration() + 1)
+			err = client.Tracker().Update(fenceResource, u, "")
+		}
+		return true, nil, err
+	})
+}
+
+// A remediation whose objects a user has removed unfences: that nothing is recorded does
+// not say that nothing is fenced. Others find an object before.
+func TestRemovedObjects(t *testing.T) {
+	b := backendOf(t, classes)
+	deleting(b)
+	fenced := []netip.Addr{address}
+	fences := b.Client.Resource(fenceResource)
+	testkit.Must(t, b.Fence(t.Context(), "uid", fenced))
+	handle(t, b)
+	name := b.prefix("uid") + "1"
+	u := testkit.Value(fences.Get(t.Context(), name, metav1.GetOptions{}))(t)
+	u.SetFinalizers(nil)
+	testkit.Value(fences.Update(t.Context(), u, metav1.UpdateOptions{}))(t)
+	testkit.Must(t, fences.Delete(t.Context(), name, metav1.DeleteOptions{}))
+	var steps []string
+	for {
+		f := testkit.Value(b.ReadBack(t.Context(), "uid", fenced))(t)
+		if f.Lifted {
+			break
+		}
+		if len(steps) > 20 {
+			t.Fatalf("not lifted: %+v after %q", f, steps)
+		}
+		testkit.Must(t, b.Unfence(t.Context(), "uid", fenced))
+		steps = append(steps, strings.Join(handle(t, b), ", "))
+	}
+	if want := "1 Unfenced []"; steps[0] != want {
+		t.Errorf("the first object is %q, want %q", steps[0], want)
+	}
+	if last := steps[len(steps)-1]; !strings.Contains(last, "2 Unfenced [192.0.2.7/32]") {
+		t.Errorf("the last objects are %q", last)
+	}
+	testkit.Must(t, b.Forget(t.Context(), "uid", fenced))
+	if f := testkit.Value(b.ReadBack(t.Context(), "uid", fenced))(t); f.Lifted || len(f.Recorded) > 0 {
+		t.Errorf("without an object: %+v", f)
+	}
+}
+
+// Of two remediations that fence the same address, the one that is released first leaves
+// the address to the other one, which unfences it.
 func TestReleasedTogether(t *testing.T) {
 	b := backendOf(t, classes)
+	deleting(b)
 	fenced := []netip.Addr{address}
 	testkit.Must(t, b.Fence(t.Context(), "first", fenced), b.Fence(t.Context(), "second", fenced))
-	testkit.WantError(t, "the first", b.Unfence(t.Context(), "first", fenced), errs.Precondition, "follows that of the remediation")
-	testkit.WantError(t, "the first again", b.Unfence(t.Context(), "first", fenced), errs.Precondition, "follows that of the remediation")
-	if f := testkit.Value(b.ReadBack(t.Context(), "second", nil))(t); f.UnfenceBlocked != "" {
-		t.Errorf("the second one waits: %s", f.UnfenceBlocked)
+	handle(t, b)
+	testkit.Must(t, b.Unfence(t.Context(), "first", fenced))
+	if f := testkit.Value(b.ReadBack(t.Context(), "second", fenced))(t); !strings.Contains(f.Missing, "is being unfenced") {
+		t.Errorf("the second one while the first is released: %+v", f)
 	}
-	testkit.Must(t, b.Unfence(t.Context(), "second", fenced), b.Unfence(t.Context(), "first", fenced))
+	testkit.Must(t, b.Unfence(t.Context(), "first", fenced))
+	if f := testkit.Value(b.ReadBack(t.Context(), "first", fenced))(t); !f.Lifted {
+		t.Errorf("the first one: %+v", f)
+	}
+	testkit.Must(t, b.Forget(t.Context(), "first", fenced))
+	if f := testkit.Value(b.ReadBack(t.Context(), "second", fenced))(t); len(f.Held) != 1 || f.Lifted {
+		t.Errorf("the second one: %+v", f)
+	}
 }

@@ -10,6 +10,7 @@
 package networkfence
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -49,7 +50,7 @@ type ChangeKind int
 
 // Kinds of changes.
 const (
-	Create  ChangeKind = iota // Number, Fenced and Blocks
+	Create  ChangeKind = iota // Number, Fenced, Blocks and Marker
 	Release                   // Name: mark it as released
 	Delete                    // Name: make it void and delete it; our finalizer keeps it
 	Drop                      // Name: delete it and our finalizer, if it has the Version
@@ -63,12 +64,17 @@ type Change struct {
 	Number  int
 	Fenced  bool
 	Blocks  []netip.Prefix
+	// Marker: the object does nothing, and shows others that the blocks are unfenced.
+	Marker bool
 }
 
 // State is what the objects say of the fences of a remediation.
 type State struct {
 	Recorded []netip.Addr // of all of its objects
 	Held     bool         // all of the addresses
+	// Lifted: of the addresses and the recorded ones no fence of the remediation is
+	// left. The objects prove it, and Forget removes them.
+	Lifted   bool
 	Evidence string
 	Missing  string // why they are not held, or not lifted yet
 	// What an administrator has to do with objects of others before a fence holds, or
@@ -78,15 +84,9 @@ type State struct {
 
 // Read says whether addresses are fenced for the remediation.
 func Read(all []Object, addresses []netip.Addr) State {
-	s := State{UnfenceBlocked: blocker(all)}
-	for _, o := range all {
-		for _, b := range o.Blocks {
-			if (o.Number > 0 || o.Foreign) && !slices.Contains(s.Recorded, b.Addr()) {
-				s.Recorded = append(s.Recorded, b.Addr())
-			}
-		}
-	}
-	slices.SortFunc(s.Recorded, netip.Addr.Compare)
+	s := State{Recorded: recorded(all, nil), UnfenceBlocked: blocker(all, addresses)}
+	changes, err := UnfenceChanges(all, addresses)
+	s.Lifted = len(changes) == 0 && err == nil
 	if text := foreign(all); text != "" {
 		s.FenceBlocked, s.UnfenceBlocked = text, text
 		return s
@@ -135,22 +135,23 @@ func FenceChanges(all []Object, addresses []netip.Addr) ([]Change, error) {
 	return create(all, true, addresses)
 }
 
-// UnfenceChanges returns the next writes that lift all fences of the remediation.
-// They are marked as released first, so that another one does not wait for them. Then
-// all of its objects are deleted, and one unfences, which is deleted too: while
-// CSI-Addons can work for it, another remediation must not fence. The error is what
+// UnfenceChanges returns the next writes that lift all fences of the remediation, of
+// the addresses too; none and no error if they are lifted. They are marked as released
+// first: another remediation that finds one, or an unfence, fences again when they are
+// gone. So what another one fences is left to it. Then all objects are deleted, and one
+// unfences the rest, which is deleted too. ForgetChanges removes them. The error is what
 // prevents the unfence; the writes are made all the same.
-func UnfenceChanges(all []Object) ([]Change, error) {
+func UnfenceChanges(all []Object, addresses []netip.Addr) ([]Change, error) {
 	if text := foreign(all); text != "" {
 		return nil, errs.Errorf(errs.Precondition, "%s", text)
 	}
-	var changes, drops []Change
+	var changes []Change
 	for _, o := range all {
 		if o.Number > 0 && o.Fenced && !o.Released {
 			changes = append(changes, Change{Kind: Release, Name: o.Name})
 		}
 	}
-	if text := blocker(all); text != "" {
+	if text := blocker(all, addresses); text != "" {
 		return changes, errs.Errorf(errs.Precondition, "%s", text)
 	}
 	if len(changes) > 0 {
@@ -158,32 +159,90 @@ func UnfenceChanges(all []Object) ([]Change, error) {
 	}
 	var newest Object
 	for _, o := range all {
-		switch {
-		case o.Number == 0:
-			continue
-		case o.isDeleted():
-			drops = append(drops, Change{Kind: Drop, Name: o.Name, Version: o.Version})
-		case !o.isUnfence() || o.Result == succeeded || o.Deleting || o.Void:
+		if o.Number > 0 && !o.isDeleted() && (!o.isUnfence() || o.Result == succeeded || o.Deleting || o.Void) {
 			changes = append(changes, Change{Kind: Delete, Name: o.Name})
 		}
 		if o.Number > newest.Number {
 			newest = o
 		}
 	}
-	switch text := pending(all); {
-	case len(changes) > 0:
+	if len(changes) > 0 {
 		return changes, nil
+	}
+	text := pending(all)
+	if text == "" && newest.isUnfence() && newest.Number > 0 && !newest.isDeleted() {
+		text = unfinished(newest)
+	}
+	if text == "" {
+		text = unnoticed(all)
+	}
+	left := toUnfence(all, addresses)
+	isProved := newest.isUnfence() && newest.Result == succeeded && newest.covers(left)
+	switch {
 	case text != "":
 		return nil, errs.Errorf(errs.Unavailable, "%s", text)
-	case newest.Number == 0:
+	case isProved || len(left) == 0:
 		return nil, nil
-	case newest.isUnfence() && !newest.isDeleted() && newest.Result != succeeded:
-		return nil, errs.Errorf(errs.Unavailable, "%s", unfinished(newest))
-	case !newest.isUnfence() || newest.Result != succeeded:
-		return create(all, false, Read(all, nil).Recorded)
+	case newest.Number == 0: // removed by others, or never created
+		return []Change{{Kind: Create, Number: 1, Blocks: blocksOf(left), Marker: true}}, nil
 	}
-	last := slices.IndexFunc(drops, func(c Change) bool { return c.Name == newest.Name }) // it has the proof
-	return append(slices.Delete(slices.Clone(drops), last, last+1), drops[last]), nil
+	return create(all, false, left)
+}
+
+// ForgetChanges removes the objects of a remediation whose fences are lifted, those
+// that prove it last.
+func ForgetChanges(all []Object, addresses []netip.Addr) (changes []Change, err error) {
+	if more, err := UnfenceChanges(all, addresses); err != nil || len(more) > 0 {
+		return nil, err
+	}
+	own := slices.DeleteFunc(slices.Clone(all), func(o Object) bool { return o.Number == 0 })
+	slices.SortFunc(own, func(a, b Object) int { return cmp.Compare(a.Number, b.Number) })
+	for _, o := range own {
+		changes = append(changes, Change{Kind: Drop, Name: o.Name, Version: o.Version})
+	}
+	return changes, nil
+}
+
+// toUnfence returns the recorded addresses, and the given ones, without those that
+// another remediation fences: that one lifts them with its own release.
+func toUnfence(all []Object, addresses []netip.Addr) (left []netip.Addr) {
+	for _, a := range recorded(all, addresses) {
+		if !slices.ContainsFunc(all, func(o Object) bool { return o.isOtherFence() && o.covers([]netip.Addr{a}) }) {
+			left = append(left, a)
+		}
+	}
+	return left
+}
+
+// recorded adds the addresses of the remediation's objects to others.
+func recorded(all []Object, others []netip.Addr) []netip.Addr {
+	addresses := slices.Clone(others)
+	for _, o := range all {
+		if o.Number > 0 || o.Foreign {
+			for _, b := range o.Blocks {
+				addresses = append(addresses, b.Addr())
+			}
+		}
+	}
+	slices.SortFunc(addresses, netip.Addr.Compare)
+	return slices.Compact(addresses)
+}
+
+// unnoticed returns a fence of another remediation that an unfence of this one can have
+// lifted after its result. That one replaces it when it finds our objects, and they stay
+// until then.
+func unnoticed(all []Object) string {
+	for _, o := range all {
+		if !o.isOtherFence() || o.Deleting || o.Void {
+			continue
+		}
+		for _, own := range all {
+			if own.Number > 0 && (!own.Fenced || own.Changed != "") && slices.ContainsFunc(o.Blocks, own.overlapsBlock) {
+				return fmt.Sprintf("NetworkFence %s of another remediation can be lifted by this release, which waits until it is replaced", o.Name)
+			}
+		}
+	}
+	return ""
 }
 
 // create stops when others change every object, as another release of CSI-Addons
@@ -197,13 +256,22 @@ func create(all []Object, fenced bool, addresses []netip.Addr) ([]Change, error)
 	return []Change{{Kind: Create, Number: number, Fenced: fenced, Blocks: blocksOf(addresses)}}, nil
 }
 
+func (o Object) isUsers() bool { return o.Number == 0 && !o.Foreign && !o.Cleat }
+
 func (o Object) isUnfence() bool { return !o.Fenced && o.Changed == "" }
 
 func (o Object) isDeleted() bool { return o.Deleting && o.Void }
 
 func (o Object) isProof(addresses []netip.Addr) bool {
-	return o.Fenced && o.Changed == "" && !slices.ContainsFunc(addresses, func(a netip.Addr) bool { return !slices.Contains(o.Blocks, single(a)) })
+	return o.Fenced && o.Changed == "" && o.covers(addresses)
 }
+
+func (o Object) covers(addresses []netip.Addr) bool {
+	return !slices.ContainsFunc(addresses, func(a netip.Addr) bool { return !slices.Contains(o.Blocks, single(a)) })
+}
+
+// isOtherFence: another remediation fences by the object, or has, and needs the fence.
+func (o Object) isOtherFence() bool { return o.Number == 0 && o.Cleat && o.Fenced && !o.Released }
 
 // alive returns the newest object of the remediation that is not deleted.
 func alive(all []Object, is func(Object) bool) (newest Object, found bool) {
@@ -219,7 +287,7 @@ func alive(all []Object, is func(Object) bool) (newest Object, found bool) {
 // them, which the manager repeats, or that of a remediation which is released.
 func contrary(all []Object, addresses []netip.Addr) (text string, isCleat bool) {
 	for _, o := range all {
-		if o.Number == 0 && (!o.Fenced || o.Cleat && o.Deleting) && o.overlaps(addresses) {
+		if o.Number == 0 && (!o.Fenced || o.Cleat && o.Released) && o.overlaps(addresses) {
 			if o.Cleat {
 				return fmt.Sprintf("NetworkFence %s of another remediation is being unfenced", o.Name), true
 			}
@@ -229,27 +297,14 @@ func contrary(all []Object, addresses []netip.Addr) (text string, isCleat bool) 
 	return "", false
 }
 
-// blocker returns an object that fences what an unfence of this remediation would
-// lift.
-func blocker(all []Object) string {
-	var mine []netip.Addr
+// blocker returns an object of a user that fences what an unfence of this remediation
+// would lift.
+func blocker(all []Object, addresses []netip.Addr) string {
+	mine := recorded(all, addresses)
 	for _, o := range all {
-		if o.Number > 0 {
-			for _, b := range o.Blocks {
-				mine = append(mine, b.Addr())
-			}
+		if o.isUsers() && o.Fenced && !o.Deleting && o.overlaps(mine) {
+			return fmt.Sprintf("NetworkFence %s, which is not of this remediation, fences an address of the node too, and CSI-Addons would lift that fence: delete the object, or unfence by it and delete it", o.Name)
 		}
-	}
-	for _, o := range all {
-		ended := o.Cleat && o.Released || !o.Cleat && o.Deleting
-		if o.Number > 0 || !o.Fenced || ended || !o.overlaps(mine) {
-			continue
-		}
-		help := "delete the object, or unfence by it and delete it"
-		if o.Cleat {
-			help = "this release follows that of the remediation; only if that does not exist any more, unfence by the object"
-		}
-		return fmt.Sprintf("NetworkFence %s, which is not of this remediation, fences an address of the node too, and CSI-Addons would lift that fence: %s", o.Name, help)
 	}
 	return ""
 }
@@ -286,6 +341,10 @@ func unfinished(o Object) string {
 		return fmt.Sprintf("NetworkFence %s has no result: CSI-Addons, or the driver's sidecar that holds its Lease, has not handled it", o.Name)
 	}
 	return fmt.Sprintf("NetworkFence %s: %s: %s", o.Name, o.Result, strings.TrimSpace(o.Message))
+}
+
+func (o Object) overlapsBlock(b netip.Prefix) bool {
+	return slices.ContainsFunc(o.Blocks, b.Overlaps)
 }
 
 func (o Object) overlaps(addresses []netip.Addr) bool {

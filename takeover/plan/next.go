@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -92,25 +93,41 @@ func (o Observation) evict(s Status) Step {
 	return o.finish(s, ReasonTakenOver, "the node is fenced and its pods are deleted; the fences stay until each recorded machine was rebooted or is off")
 }
 
-// release lifts the fences; when none is left, it removes taint, cordon and
-// finalizer.
+// release lifts the fences; when it is proved that none is left, it removes taint,
+// cordon and finalizer.
 func (o Observation) release() Step {
 	s := o.Remediation.Status
+	var lifted []string
 	var unfence []Action
 	var missing, blocked []string
 	for _, t := range s.Intent.Targets {
-		switch read, found := o.readBack(t.Backend); {
-		case read.UnfenceBlocked != "":
-			blocked = append(blocked, t.Backend+": "+read.UnfenceBlocked)
-			unfence = append(unfence, Unfence(t))
+		read, found := o.readBack(t.Backend)
+		isLifted := read.Lifted || len(read.Recorded) == 0 && slices.Contains(s.Release.Lifted, t.Backend)
+		if isLifted {
+			lifted = append(lifted, t.Backend)
+		}
+		switch {
 		case !found:
 			missing = append(missing, t.Backend+": not configured any more, so that its fence cannot be lifted")
 		case read.Err != "":
 			missing = append(missing, t.Backend+": "+read.Err)
-			fallthrough
-		case len(read.Recorded) > 0:
+			unfence = append(unfence, Unfence(t))
+		case isLifted && len(read.Recorded) > 0:
+			unfence = append(unfence, Forget(t))
+		case isLifted:
+		case read.UnfenceBlocked != "":
+			blocked = append(blocked, t.Backend+": "+read.UnfenceBlocked)
+			unfence = append(unfence, Unfence(t))
+		default:
+			if read.Missing != "" {
+				missing = append(missing, t.Backend+": "+read.Missing)
+			}
 			unfence = append(unfence, Unfence(t))
 		}
+	}
+	if !slices.Equal(lifted, s.Release.Lifted) {
+		release := *s.Release
+		release.Lifted, s.Release = lifted, &release
 	}
 	switch leave, needed := o.leaveNode(); {
 	case len(blocked) > 0:
@@ -188,8 +205,10 @@ func (o Observation) proofs() (proofs []Proof, fences []Action, missing, blocked
 			continue
 		}
 		fences = append(fences, Fence(t))
-		if read.Err != "" {
-			missing = append(missing, t.Backend+": "+read.Err)
+		for _, text := range []string{read.Err, read.Missing} {
+			if text != "" {
+				missing = append(missing, t.Backend+": "+text)
+			}
 		}
 		if read.FenceBlocked != "" {
 			blocked = append(blocked, t.Backend+": "+read.FenceBlocked)

@@ -131,9 +131,11 @@ type ReadBack struct {
 	Intent   string       // digest of the intent that the controller knew when the read began
 	Held     []netip.Addr // proved to be in force
 	Recorded []netip.Addr // fenced, or being fenced or lifted; all of Held
+	Lifted   bool         // proved that no fence is left; Recorded is what can be forgotten
 	Evidence []string     // what was read, such as ports, processes, method
 	At       time.Time    // when the read began
 	Err      string       // why the answer is missing or incomplete
+	Missing  string       // why the fences are not held or not lifted yet
 	// What an administrator has to do before a fence holds, or before it is lifted,
 	// where fences of others are in the way.
 	FenceBlocked, UnfenceBlocked string

@@ -60,7 +60,7 @@ func perform(o *Observation, step Step) (rest bool) {
 		case Unfence:
 			for i, r := range o.ReadBacks {
 				if r.Backend == a.Backend {
-					o.ReadBacks[i].Held, o.ReadBacks[i].Recorded = nil, nil
+					o.ReadBacks[i].Held, o.ReadBacks[i].Recorded, o.ReadBacks[i].Lifted = nil, nil, true
 				}
 			}
 		case TaintNode:
@@ -459,6 +459,40 @@ func TestOtherFences(t *testing.T) {
 	o.Remediation.Status = Next(o).Status
 	o.ReadBacks[0] = ReadBack{Backend: "ceph", Recorded: []netip.Addr{address}, UnfenceBlocked: "fenced by another"}
 	blocked("Unfence", "ceph: fenced by another")
+}
+
+// Records that are gone prove nothing: a release ends once it was read that no fence is
+// left, and the status has that before the proof is removed.
+func TestReleaseNeedsProof(t *testing.T) {
+	o := lost()
+	until(t, &o, intended)
+	o.Node.Machine.BootID = "boot-2"
+	o.Remediation.Status = Next(o).Status
+	intent := o.Remediation.Status.Intent.Digest
+	next := func(action string, read ReadBack) {
+		t.Helper()
+		read.Backend, read.Intent = "ceph", intent
+		o.ReadBacks = []ReadBack{read}
+		step := Next(o)
+		if len(o.Remediation.Status.Release.Lifted) != len(step.Status.Release.Lifted) { // written first
+			o.Remediation.Status = step.Status
+			step = Next(o)
+		}
+		if got := kinds(step.Actions); !cmp.Equal(got, []string{action}) {
+			t.Errorf("after %+v: %v, want %s", read, got, action)
+		}
+	}
+	next("Unfence", ReadBack{})
+	next("Unfence", ReadBack{Recorded: []netip.Addr{address}, Missing: "no result"})
+	if c := o.Remediation.Status.condition(Processing); c.Reason != ReasonReleasing {
+		t.Errorf("%+v", c)
+	}
+	next("Forget", ReadBack{Recorded: []netip.Addr{address}, Lifted: true, UnfenceBlocked: "another"})
+	next("LeaveNode", ReadBack{})
+	next("Unfence", ReadBack{Err: "no answer"})
+	next("Unfence", ReadBack{Recorded: []netip.Addr{address}}) // a late fence
+	next("Unfence", ReadBack{})
+	next("LeaveNode", ReadBack{Lifted: true})
 }
 
 // An administrator's cordon and taint stay.

@@ -135,6 +135,9 @@ type Release struct {
 	Record   string     `json:"record"` // digest
 	Machines []Returned `json:"machines"`
 	At       time.Time  `json:"at"`
+	// Lifted are the backends where it was read that no fence is left. That nothing is
+	// recorded there proves it only with this: records can be removed by others.
+	Lifted []string `json:"lifted,omitempty"`
 }
 
 // Returned is why a recorded machine cannot write any more.

@@ -42,6 +42,12 @@ type Unfence struct {
 	Addresses []netip.Addr
 }
 
+// Forget removes the proof that the fences at a backend are lifted: the status has it.
+type Forget struct {
+	Backend   string
+	Addresses []netip.Addr
+}
+
 // LeaveNode writes a claim that has Left, and removes what the controller had
 // set, in one update.
 type LeaveNode struct {
@@ -56,4 +62,5 @@ func (Fence) action()           {}
 func (TaintNode) action()       {}
 func (DeletePods) action()      {}
 func (Unfence) action()         {}
+func (Forget) action()          {}
 func (LeaveNode) action()       {}

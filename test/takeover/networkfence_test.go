@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleatproject/cleat/test/kubernetes/apiserver"
 	"github.com/cleatproject/cleat/test/testkit"
@@ -136,6 +137,10 @@ backends:
 	if reason := s.reason(); !strings.Contains(reason, "of-an-administrator") {
 		t.Errorf("the reason is %q", reason)
 	}
+	// Without its object the fence is still in force: the release unfences it.
+	ours := fences[0].GetName()
+	testkit.Must(t, s.client.Resource(networkFences).Delete(t.Context(), ours, metav1.DeleteOptions{}))
+	testkit.Value(s.client.Resource(networkFences).Patch(t.Context(), ours, types.MergePatchType, []byte(`{"metadata": {"finalizers": null}}`), metav1.PatchOptions{}))(t)
 	testkit.Must(t, s.client.Resource(networkFences).Delete(t.Context(), "of-an-administrator", metav1.DeleteOptions{}))
 	testkit.Eventually(t, "the remediation is gone", func() bool { return s.remediation() == nil })
 	s.check(h, w)

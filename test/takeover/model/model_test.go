@@ -132,9 +132,9 @@ func (m *model) observation(k observationKey) plan.Observation {
 					read.Held = append(read.Held, a)
 				}
 			}
-			read.Recorded = read.Held
+			read.Recorded, read.Lifted = read.Held, len(read.Held) == 0
 			if int(k.failed) == b+1 {
-				read.Held, read.Recorded, read.Err = nil, nil, "no answer"
+				read.Held, read.Recorded, read.Lifted, read.Err = nil, nil, false, "no answer"
 			}
 			o.ReadBacks = append(o.ReadBacks, read)
 		}

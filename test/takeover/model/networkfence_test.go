@@ -45,6 +45,7 @@ type fence struct {
 	number            uint8
 	exists, fenced    bool
 	changed, deleting bool
+	empty             bool // a marker: it does nothing
 	void, dropped     bool
 	released          bool
 	pending, result   bool // the manager's finalizer; result Succeeded
@@ -63,6 +64,8 @@ const (
 // fenceActor is a remediation. Its writes come from a read that can be old.
 type fenceActor struct {
 	releasing, certified, ended bool
+	lifted                      bool // in the status
+	fences                      bool // and so unfences with its own release
 	writes                      [3]write
 	sawUser                     bool // when it read
 }
@@ -72,6 +75,7 @@ type write struct {
 	at     uint8 // object
 	number uint8
 	fenced bool
+	empty  bool
 	was    fence // as read; only Drop relies on it
 }
 
@@ -80,6 +84,8 @@ type fenceMutant struct {
 	name, violates string
 	see            func(networkfence.Object) networkfence.Object
 	release        func(all []networkfence.Object) []networkfence.Change // instead of UnfenceChanges
+	releases       uint8                                                 // zero is 1
+	absent         bool                                                  // what has no object counts as lifted
 }
 
 var nodeAddress = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
@@ -114,19 +120,24 @@ func (w *fenceWorld) observe(i int, broken fenceMutant) (violation string) {
 	actor, a := uint8(i+1), &w.actors[i]
 	all := w.seen(actor, broken)
 	var changes []networkfence.Change
-	if a.releasing {
-		if changes, _ = networkfence.UnfenceChanges(all); broken.release != nil {
-			changes = broken.release(all)
-		}
-		if len(all) == 0 || len(networkfence.Read(all, nodeAddress).Recorded) == 0 {
+	if s := networkfence.Read(all, nodeAddress); a.releasing {
+		switch a.lifted = s.Lifted || len(s.Recorded) == 0 && (a.lifted || broken.absent); {
+		case len(s.Recorded) == 0 && a.lifted:
+			isLeft := w.actors[1-i].fences
 			*a = fenceActor{ended: true}
 			others := slices.ContainsFunc(w.objects[:], func(f fence) bool { return f.exists && f.owner != actor && (f.fenced || f.owner != user) })
-			if w.driver && !others && !w.userFenced {
+			if w.driver && !others && !isLeft && !w.userFenced {
 				return "an ended remediation has left a fence"
 			}
 			return ""
+		case a.lifted:
+			changes, _ = networkfence.ForgetChanges(all, nodeAddress)
+		case broken.release != nil:
+			changes = broken.release(all)
+		default:
+			changes, _ = networkfence.UnfenceChanges(all, nodeAddress)
 		}
-	} else if s := networkfence.Read(all, nodeAddress); s.Held && s.FenceBlocked == "" {
+	} else if s.Held && s.FenceBlocked == "" {
 		a.certified = true
 		if !w.driver && !w.userLifted {
 			return "a certificate, and the driver does not fence"
@@ -136,7 +147,7 @@ func (w *fenceWorld) observe(i int, broken fenceMutant) (violation string) {
 	}
 	a.writes, a.sawUser = [3]write{}, false
 	for n, c := range changes[:min(len(changes), 3)] {
-		next := write{kind: uint8(c.Kind) + 1, number: uint8(c.Number), fenced: c.Fenced}
+		next := write{kind: uint8(c.Kind) + 1, number: uint8(c.Number), fenced: c.Fenced, empty: c.Marker}
 		_, _ = fmt.Sscan(c.Name, &next.at)
 		if c.Kind == networkfence.Drop {
 			next.was = w.objects[next.at].visible()
@@ -187,7 +198,8 @@ func (w *fenceWorld) write(i int) bool {
 				return true
 			}
 		}
-		return w.add(fence{owner: uint8(i + 1), number: next.number, fenced: next.fenced, sawUser: a.sawUser})
+		a.fences = a.fences || next.fenced
+		return w.add(fence{owner: uint8(i + 1), number: next.number, fenced: next.fenced, empty: next.empty, changed: next.empty, sawUser: a.sawUser})
 	case networkfence.Release:
 		f.void, f.released = f.exists, f.exists
 	case networkfence.Delete:
@@ -265,6 +277,8 @@ func fenceSteps(w fenceWorld, broken fenceMutant, visit func(next fenceWorld, wh
 			g.pending, g.working = true, toUnfence
 			if f.fenced {
 				g.working = toFence
+			} else if f.empty {
+				g.working = notWorking
 			}
 			visit(next, fmt.Sprintf("the manager handles object %d", i), "")
 		}
@@ -280,7 +294,7 @@ func fenceSteps(w fenceWorld, broken fenceMutant, visit func(next fenceWorld, wh
 	}
 	event("the manager restarts", func(next *fenceWorld) bool {
 		for i := range next.objects {
-			if f := &next.objects[i]; f.exists && !f.deleting && f.working == notWorking {
+			if f := &next.objects[i]; f.exists && !f.deleting && !f.empty && f.working == notWorking {
 				f.working, f.pending = toUnfence, true
 				if f.fenced {
 					f.working = toFence
@@ -292,7 +306,19 @@ func fenceSteps(w fenceWorld, broken fenceMutant, visit func(next fenceWorld, wh
 	event("a user fences", func(next *fenceWorld) bool { return next.add(fence{owner: user, fenced: true}) })
 	event("a user unfences by an object", func(next *fenceWorld) bool { return next.add(fence{owner: user}) })
 	for i, f := range w.objects {
-		if !f.exists || f.deleting {
+		if !f.exists {
+			continue
+		}
+		event(fmt.Sprintf("a user removes object %d by force", i), func(next *fenceWorld) bool {
+			if f.owner == user || f.working != notWorking {
+				return false
+			}
+			// Others find neither the fence nor the unfence then.
+			next.userLifted = next.userLifted || f.deleting || !f.fenced || !w.actors[f.owner-1].releasing
+			next.objects[i] = fence{}
+			return true
+		})
+		if f.deleting || f.empty {
 			continue
 		}
 		event(fmt.Sprintf("a user changes the state of object %d", i), func(next *fenceWorld) bool {
@@ -313,10 +339,12 @@ func fenceSteps(w fenceWorld, broken fenceMutant, visit func(next fenceWorld, wh
 	return full
 }
 
-const noRelease = "no release is possible"
+const noProgress = "no progress is possible"
 
 // exploreFences also finds a world from which both remediations can never end, if
-// both can be released: in one without objects of a user, and without further events.
+// both can be released, and otherwise one from which the second can never have a
+// certificate: in one without objects that a user has created or changed, and without
+// further events.
 func exploreFences(broken fenceMutant, events, releases uint8) (worlds int, violation, way string) {
 	type step struct {
 		parent int
@@ -354,12 +382,14 @@ func exploreFences(broken fenceMutant, events, releases uint8) (worlds int, viol
 		if violation != "" {
 			return len(all), violation, way
 		}
-		if w := all[at]; full || w.actors[0].ended && w.actors[1].ended || slices.ContainsFunc(w.objects[:], func(f fence) bool { return f.owner == user }) {
+		w := all[at]
+		reached := w.actors[1].certified
+		if releases > 1 {
+			reached = w.actors[0].ended && w.actors[1].ended
+		}
+		if full || reached || slices.ContainsFunc(w.objects[:], func(f fence) bool { return f.owner == user || f.changed && !f.empty }) {
 			ends = append(ends, at)
 		}
-	}
-	if releases < 2 {
-		return len(all), "", ""
 	}
 	canEnd := make([]bool, len(all))
 	for len(ends) > 0 {
@@ -371,7 +401,7 @@ func exploreFences(broken fenceMutant, events, releases uint8) (worlds int, viol
 		}
 	}
 	if at := slices.Index(canEnd, false); at >= 0 {
-		return len(all), noRelease, trace(at, "")
+		return len(all), noProgress, trace(at, "")
 	}
 	return len(all), "", ""
 }
@@ -436,7 +466,7 @@ var fenceMutants = []fenceMutant{
 		},
 	},
 	{
-		name: "the objects are deleted without an unfence", violates: "an ended remediation has left a fence",
+		name: "the objects are deleted without an unfence", violates: "an ended remediation has left a fence", absent: true,
 		release: func(all []networkfence.Object) (drops []networkfence.Change) {
 			for _, o := range all {
 				if o.Number > 0 {
@@ -447,10 +477,40 @@ var fenceMutants = []fenceMutant{
 		},
 	},
 	{
-		name: "fences that another remediation does not need hold a release", violates: noRelease,
+		name: "that another remediation is released is not looked at", violates: "is lifted",
 		see: func(o networkfence.Object) networkfence.Object {
 			o.Released = o.Released && !o.Cleat
 			return o
+		},
+	},
+	{
+		name: "what was removed counts as lifted", violates: "an ended remediation has left a fence", absent: true,
+	},
+	{
+		name: "a release always waits for the fence of another remediation", violates: noProgress,
+		release: func(all []networkfence.Object) []networkfence.Change {
+			if slices.ContainsFunc(all, func(o networkfence.Object) bool { return o.Cleat && o.Fenced && !o.Released }) {
+				return nil
+			}
+			changes, _ := networkfence.UnfenceChanges(all, nodeAddress)
+			return changes
+		},
+	},
+	{
+		name: "a release does not wait until another remediation replaces its fence", violates: "the driver does not fence",
+		see: func(o networkfence.Object) networkfence.Object {
+			o.Void = o.Void || o.Cleat && o.Fenced
+			return o
+		},
+	},
+	{
+		name: "an unfence begins without an object that others find", violates: "is lifted",
+		release: func(all []networkfence.Object) []networkfence.Change {
+			changes, _ := networkfence.UnfenceChanges(all, nodeAddress)
+			for i := range changes {
+				changes[i].Marker = false
+			}
+			return changes
 		},
 	},
 	{
@@ -467,9 +527,10 @@ var fenceMutants = []fenceMutant{
 func TestNetworkFenceMutants(t *testing.T) {
 	for _, broken := range fenceMutants {
 		t.Run(broken.name, func(t *testing.T) {
-			events, releases := uint8(1), uint8(1)
-			if broken.violates == noRelease {
-				events, releases = 0, 2
+			releases := max(broken.releases, 1)
+			events := 2 - releases
+			if broken.violates == noProgress {
+				events = 0
 			}
 			worlds, violation, way := exploreFences(broken, events, releases)
 			if violation == "" || !strings.Contains(violation, broken.violates) {
