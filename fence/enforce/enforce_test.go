@@ -79,7 +79,7 @@ func TestFenceWaitsForServerToCloseSession(t *testing.T) {
 	waiting := func(want float64) {
 		t.Helper()
 		ending, err := r.ledger.Ending(t.Context())
-		r.observe(nil, ending)
+		r.observeRecords(nil, ending)
 		if got := testkit.Metric(t, r.registry, "cleat_fence_sessions_ending", "enforcer=host"); got != want || err != nil {
 			t.Errorf("%v sessions are waited for, %v; want %v", got, err, want)
 		}

@@ -94,15 +94,21 @@ func (e *Enforcer) check(ctx context.Context) {
 	}
 	recorded := e.ledger.Recent()
 	fences, err := recorded.Fences(ctx)
-	err = errors.Join(e.report(ctx, "ledger", err), all.wait())
-	ending, failed := recorded.Ending(ctx)
-	if failed == nil {
-		ending, failed = awaited(ending, fences)
+	var ending []ledger.Ending
+	if err == nil {
+		ending, err = recorded.Ending(ctx)
 	}
-	err = errors.Join(err, e.report(ctx, "ledger", failed))
+	if err == nil {
+		ending, err = awaited(ending, fences)
+	}
+	isRead := err == nil
+	err = errors.Join(e.report(ctx, "ledger", err), all.wait())
 	if ctx.Err() == nil {
 		e.checked.Store(&verdict{err, time.Now()})
-		e.observe(fences, ending)
+		e.observe()
+		if isRead {
+			e.observeRecords(fences, ending)
+		}
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
 	"github.com/cleatproject/cleat/internal/cidr"
+	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -69,6 +71,26 @@ func TestDriftIsRepaired(t *testing.T) {
 	})
 	r.network.Fail("Held", nil)
 	testkit.Eventually(t, "it is well again", func() bool { return r.Check(t.Context()) == nil })
+}
+
+// unreadable are records that cannot be read.
+type unreadable struct{ store.Database }
+
+func (unreadable) View(context.Context, func(*store.Tx) error) error {
+	return errors.New("no answer of the record")
+}
+
+// That the records cannot be read does not say that there are none.
+func TestUnreadableRecordsAreNotZero(t *testing.T) {
+	r := newRig(t)
+	testkit.Must(t, r.Fence(t.Context(), req("a", "10.0.0.1/32")))
+	r.check(t.Context())
+	r.Enforcer.ledger = ledger.New(unreadable{r.store})
+	r.check(t.Context())
+	testkit.WantError(t, "the check", r.Check(t.Context()), nil, "no answer of the record")
+	if n := testkit.Metric(t, r.registry, "cleat_fence_blocks", "phase=fenced"); n != 1 {
+		t.Errorf("%v blocks are fenced, by the metrics", n)
+	}
 }
 
 // hanging is a fencer that no timeout ends, as in the kernel.

@@ -68,7 +68,8 @@ func newMetrics(r prometheus.Registerer, e *Enforcer) (*metrics, error) {
 	return m, nil
 }
 
-func (e *Enforcer) observe(fences []volume.Fence, ending []ledger.Ending) {
+// observeRecords is not called without them: no fence is another answer.
+func (e *Enforcer) observeRecords(fences []volume.Fence, ending []ledger.Ending) {
 	count := map[volume.FencePhase]int{volume.Fencing: 0, volume.Fenced: 0, volume.Lifting: 0, volume.Lifted: 0}
 	for _, f := range fences {
 		count[f.Phase]++
@@ -84,6 +85,11 @@ func (e *Enforcer) observe(fences []volume.Fence, ending []ledger.Ending) {
 			}
 		}
 		e.metrics.ending.WithLabelValues(l.Name).Set(float64(waiting))
+	}
+}
+
+func (e *Enforcer) observe() {
+	for _, l := range e.locals {
 		if servers := l.servers.Load(); servers != nil {
 			e.metrics.servers.WithLabelValues(l.Name).Set(float64(len(servers.Servers)))
 		}
