@@ -93,6 +93,9 @@ func (b fenceBackend) ReadBack(ctx context.Context, owner string, addresses []ne
 	if err == nil {
 		err = coverageProblem(coverage)
 	}
+	if err == nil && len(coverage) == 0 { // as a driver of local files without peers
+		err = errs.Errorf(errs.Precondition, "the service enforces fences nowhere: name another backend, or the fence service of the storage as its peer")
+	}
 	if err != nil {
 		return takeover.Fences{Recorded: f.Recorded}, err
 	}
