@@ -80,7 +80,7 @@ func (unreadable) View(context.Context, func(*store.Tx) error) error {
 	return errors.New("no answer of the record")
 }
 
-// That the records cannot be read does not say that there are none.
+// Records that cannot be read are not an empty list.
 func TestUnreadableRecordsAreNotZero(t *testing.T) {
 	r := newRig(t)
 	testkit.Must(t, r.Fence(t.Context(), req("a", "10.0.0.1/32")))
