@@ -96,7 +96,11 @@ func (s sriovSurvey) explain(q sriovSelection) (sriovExplanation, error) {
 	chosen := s.devices()
 	if len(q.devices) > 0 {
 		var err error
-		if chosen, err = findSriov(chosen, q.devices); err != nil {
+		chosen, err = findSriov(chosen, q.devices)
+		if err != nil && len(s.problems) > 0 {
+			err = fmt.Errorf("%w; not all could be read: %s", err, strings.Join(s.problems, "; "))
+		}
+		if err != nil {
 			return x, err
 		}
 	}

@@ -406,3 +406,13 @@ func TestSriovCompletion(t *testing.T) {
 		}
 	}
 }
+
+// A function that cannot be read is not absent.
+func TestSriovExplainUnreadable(t *testing.T) {
+	r := newSriovRig(t)
+	dir := sysfstest.Device("0000:8a:00.0")
+	r.tree.Remove(dir + "/modalias")
+	r.tree.File(dir+"/class", "0xzz0000")
+	_, _, err := r.run(t, "explain", "0000:8a:00.0")
+	testkit.WantError(t, "explain", err, nil, `function "0000:8a:00.0" not found`, "0xzz0000")
+}
