@@ -2,10 +2,13 @@ package spdk
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/cleatproject/cleat/errs"
+	rpc "github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -56,5 +59,35 @@ func TestTargetIsNotConfigured(t *testing.T) {
 		e.Delete(ctx, volume.ID(unrecorded)), revoke(ctx, e, volume.ID(unrecorded), "n1"))
 	if all := testkit.Value(e.records(ctx))(t); len(all) != 1 {
 		t.Errorf("%d records are left, want that of target two", len(all))
+	}
+}
+
+// The configuration names no store, and the target has not all that have recorded
+// volumes: an lvol that no record has can be in the missing one.
+func TestMissingStoreWithoutConfiguration(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine(func(c *Config) { c.Targets[0].Stores = nil })
+	ctx := testkit.Context(t)
+	c := r.client(0)
+	create(t, e, "v", volume.Source{})
+	uuid := testkit.Value(c.CreateLvol(ctx, rpc.LvolCreate{StoreUUID: r.store(0).UUID, Name: "pvc-1", SizeMiB: 16, Thin: true}))(t)
+	snap := testkit.Value(c.SnapshotLvol(ctx, uuid, "snapshot-1"))(t)
+	file := filepath.Join(testkit.Dir(t), "other")
+	testkit.Must(t, os.WriteFile(file, nil, 0o600), os.Truncate(file, 64*mib))
+	other := rpc.AIO{Name: "other", Filename: file, BlockSize: 4096, Fallocate: true}
+	testkit.Must(t, c.CreateAIO(ctx, other),
+		c.Call(ctx, "bdev_lvol_create_lvstore", map[string]any{"bdev_name": "other", "lvs_name": "lvs1", "cluster_sz": cluster}, nil),
+		r.targets[0].Restart(), c.CreateAIO(ctx, other))
+	id, snapshot := volumeID(targetName(0), uuid), volume.SnapshotID(formatID(targetName(0), snap))
+	for what, err := range map[string]error{
+		"get": testkit.Err(e.Get(ctx, id)), "delete": e.Delete(ctx, id), "unpublish": revoke(ctx, e, id, "n1"),
+		"get the snapshot": testkit.Err(e.GetSnapshot(ctx, snapshot)), "delete the snapshot": e.DeleteSnapshot(ctx, snapshot),
+	} {
+		wantKind(t, err, what, errs.Unavailable)
+	}
+	r.offer(0)
+	testkit.Must(t, revoke(ctx, e, id, "n1"), e.DeleteSnapshot(ctx, snapshot), e.Delete(ctx, id), e.Delete(ctx, id))
+	if names := r.lvols(0); len(names) != 1 {
+		t.Errorf("the lvols %q are left, want that of v", names)
 	}
 }

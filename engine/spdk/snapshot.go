@@ -320,7 +320,7 @@ type foreignLvol struct {
 // belongs to something that is deleted. Unavailable: its store is perhaps
 // missing.
 func (e *Engine) foreignLvol(ctx context.Context, t *target, uuid string) (foreignLvol, error) {
-	bdev, err := t.loaded(ctx, uuid, func() error { return t.missesStore(ctx) })
+	bdev, err := t.loaded(ctx, uuid, func() error { return e.missesStore(ctx, t) })
 	if err != nil && !errors.Is(err, rpc.NotFound) {
 		return foreignLvol{}, t.explain(err, "look for lvol %s", uuid)
 	}
@@ -339,20 +339,15 @@ func (e *Engine) foreignLvol(ctx context.Context, t *target, uuid string) (forei
 	return foreignLvol{name: name, store: d.StoreUUID, storeName: storeName, size: bdev.Size(), snapshot: d.Snapshot}, nil
 }
 
-// missesStore returns Unavailable if the target has not all of its lvol stores,
-// as when it has restarted without a bdev.
-func (t *target) missesStore(ctx context.Context) error {
+// missesStore returns Unavailable if the target has no lvol store, or not all that are
+// configured or have recorded objects, as when it has restarted without a bdev.
+func (e *Engine) missesStore(ctx context.Context, t *target) error {
 	stores, err := t.Client.LvolStores(ctx)
 	if err != nil {
 		return err
 	}
-	for _, name := range t.Stores {
-		if !slices.ContainsFunc(stores, func(s rpc.LvolStore) bool { return s.Name == name }) {
-			return errs.Errorf(errs.Unavailable, "lvol store %s is missing now; check that the target's configuration has its bdev", name)
-		}
-	}
 	if len(stores) == 0 {
 		return errs.Errorf(errs.Unavailable, "the target has no lvol store now; check that its configuration has the bdevs of its stores")
 	}
-	return nil
+	return e.incomplete(ctx, []storesOf{{target: t, stores: stores}}, settings{})
 }
