@@ -6,6 +6,9 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/internal/store/storetest"
+	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -116,4 +119,34 @@ func TestFenceOfUnseenDPUAfterRestart(t *testing.T) {
 		t.Error("the fence is confirmed, and the session of the DPU is alive")
 	}
 	r.refused(v, access.HostNQN("dpu-1"))
+}
+
+// SPDK 24.01 lists connections without their hosts and addresses.
+func TestFenceAtEarlierRelease(t *testing.T) {
+	r := &rig{t: t, network: spdktest.NewNetwork(nil), object: storetest.NewObject(store.ErrChanged), log: testkit.NewLog(t), flavour: spdktest.Fork}
+	r.timing.RemoveHost = 500 * time.Millisecond
+	r.start(0)
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	testkit.Must(t, e.compare(ctx, e.order[0]))
+	publish(t, e, v.ID, node("n1", "192.0.2.1"))
+	s := r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1")
+	testkit.Must(t, r.client(0).RemoveHost(ctx, nqnOf(r.uuid(v)), access.HostNQN("n1"))) // half of an unpublish
+	f := enforcer(t, e)
+	testkit.Must(t, f.Fence(ctx, block("192.0.2.1/32")))
+	if s.Alive() {
+		t.Error("the fence is confirmed, and the session of the host is alive")
+	}
+
+	publish(t, e, v.ID, node("dpu-1"))
+	s = r.mustConnect(v, access.HostNQN("dpu-1"), "192.0.2.9")
+	e.returnTime = time.Nanosecond
+	testkit.Must(t, e.compare(ctx, e.order[0]), e.compare(ctx, e.order[0]))
+	wantKind(t, f.Fence(ctx, block("192.0.2.9/32")), "fence of a DPU whose address is not shown", errs.Unavailable)
+	unpublish(t, e, v.ID, "dpu-1")
+	testkit.Must(t, f.Fence(ctx, block("192.0.2.9/32")))
+	if s.Alive() {
+		t.Error("the fence is confirmed, and the session of the DPU is alive")
+	}
 }

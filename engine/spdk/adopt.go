@@ -83,7 +83,7 @@ func (t *target) presentHosts(ctx context.Context, s rpc.Subsystem) (hosts map[s
 			hosts[c.HostNQN] = nil
 		}
 	}
-	pairs, err := t.Client.QueuePairs(ctx, s.NQN)
+	pairs, err := t.pairs(ctx, s.NQN)
 	if err != nil {
 		return nil, false, err
 	}
@@ -91,10 +91,12 @@ func (t *target) presentHosts(ctx context.Context, s rpc.Subsystem) (hosts map[s
 	return hosts, s.AllowAnyHost, nil
 }
 
-// addrsOf returns the addresses of connected hosts, by host NQN.
+// addrsOf returns the addresses of connected hosts, by host NQN. SPDK before 24.05 does
+// not show them.
 func addrsOf(pairs []rpc.QueuePair) map[string][]netip.Addr {
 	from := map[string][]netip.Addr{}
 	for _, p := range pairs {
+		from[p.HostNQN] = slices.Clip(from[p.HostNQN]) // connected, also without an address
 		if a, ok := parseAddress(p.Peer); ok && !slices.Contains(from[p.HostNQN], a.Addr()) {
 			from[p.HostNQN] = append(from[p.HostNQN], a.Addr())
 		}

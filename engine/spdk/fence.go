@@ -1,6 +1,7 @@
 package spdk
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -369,9 +370,25 @@ func (e *Engine) connectionsOf(ctx context.Context, t *target, id volume.ID) ([]
 	return found, t.explain(err, "list the connections of volume %s", id)
 }
 
-// pairs returns the connections of a subsystem, none if it does not exist.
+// pairs returns the connections of a subsystem, none if it does not exist. Releases
+// before 24.09 do not show their hosts, which are those of the sessions.
 func (t *target) pairs(ctx context.Context, nqn string) ([]rpc.QueuePair, error) {
-	return noneIfMissing(ctx, t, nqn, t.Client.QueuePairs)
+	pairs, err := noneIfMissing(ctx, t, nqn, t.Client.QueuePairs)
+	if !slices.ContainsFunc(pairs, func(p rpc.QueuePair) bool { return p.HostNQN == "" }) {
+		return pairs, err
+	}
+	sessions, err := t.sessions(ctx, nqn)
+	if err != nil {
+		return nil, err
+	}
+	host := map[int]string{}
+	for _, c := range sessions {
+		host[c.ControllerID] = c.HostNQN
+	}
+	for i := range pairs {
+		pairs[i].HostNQN = cmp.Or(pairs[i].HostNQN, host[pairs[i].ControllerID])
+	}
+	return slices.DeleteFunc(pairs, func(p rpc.QueuePair) bool { return p.HostNQN == "" }), nil // it has ended since
 }
 
 // sessions returns the controllers of a subsystem, none if it does not exist.

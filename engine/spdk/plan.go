@@ -165,7 +165,7 @@ func (e *Engine) planUnseen(s state, r record, o observed, p *steps) {
 	for _, g := range s.Admitted(r.id()) {
 		host := e.hostNQN(g.Client)
 		if g.NameOnly && len(g.Client.Addrs)+len(from[host]) == 0 && !o.gone[hostAt{r.nqn(), host}] {
-			p.unproved = errors.Join(p.unproved, errs.Errorf(errs.Unavailable, "the addresses of %s, which has volume %s, are not known before it has connected, or was not connected for %s", g.Client.Node, r.id(), e.returnTime))
+			p.unproved = errors.Join(p.unproved, errs.Errorf(errs.Unavailable, "the addresses of %s, which has volume %s, are not known before it has connected (to SPDK 24.05 or newer, which shows them), or was not connected for %s", g.Client.Node, r.id(), e.returnTime))
 		}
 	}
 }

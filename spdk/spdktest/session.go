@@ -198,10 +198,11 @@ func qpairs(p *Process, _ context.Context, a args) (any, *Error) {
 	for _, x := range s.sessions(p.network) {
 		for id := range x.queues {
 			peer := Address{x.address.Transport, x.source, strconv.Itoa(x.port + id)}
-			all = append(all, map[string]any{
-				"cntlid": x.cntlid, "qid": id, "state": "enabled", "thread": "nvmf_tgt_poll_group_000", "hostnqn": x.host,
-				"listen_address": showAddress(x.address), "peer_address": showAddress(peer.key()),
-			})
+			shown := map[string]any{"cntlid": x.cntlid, "qid": id, "state": "enabled", "listen_address": showAddress(x.address)}
+			if p.config.Flavour != Fork { // peer_address is shown from 24.05 on, the others from 24.09 on [R]
+				shown["thread"], shown["hostnqn"], shown["peer_address"] = "nvmf_tgt_poll_group_000", x.host, showAddress(peer.key())
+			}
+			all = append(all, shown)
 		}
 	}
 	return all, nil
