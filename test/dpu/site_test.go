@@ -251,13 +251,28 @@ func (s *site) listed() (map[string]string, error) {
 	}
 }
 
-// absent wants NOT_FOUND for a device.
+// absent wants NOT_FOUND for a device, after any answers that the call is to be
+// repeated.
 func (s *site) absent(v volume, device string) {
 	s.t.Helper()
-	if _, err := s.plugin.Get(s.ctx, v.id, device); status.Code(err) != codes.NotFound {
-		s.t.Errorf("GetDevice of volume %s, device %q: %v, want NOT_FOUND", v.id, device, err)
-	}
-	if all, err := s.listed(); err != nil || all[v.id] != "" {
-		s.t.Errorf("ListDevices has volume %s: %q, %v", v.id, all[v.id], err)
-	}
+	s.eventually("an answer of GetDevice for volume "+v.id, func() error {
+		_, err := s.plugin.Get(s.ctx, v.id, device)
+		if status.Code(err) == codes.FailedPrecondition {
+			return err
+		}
+		if status.Code(err) != codes.NotFound {
+			s.t.Errorf("GetDevice of volume %s, device %q: %v, want NOT_FOUND", v.id, device, err)
+		}
+		return nil
+	})
+	s.eventually("an answer of ListDevices", func() error {
+		all, err := s.listed()
+		if err != nil {
+			return s.refusal(err)
+		}
+		if all[v.id] != "" {
+			s.t.Errorf("ListDevices has volume %s: %q", v.id, all[v.id])
+		}
+		return nil
+	})
 }
