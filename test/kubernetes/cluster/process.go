@@ -9,6 +9,8 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // Process is a program of the cluster outside of pods.
@@ -25,7 +27,7 @@ type Process struct {
 // cluster's mount namespace.
 func (c *Cluster) Start(name, program string, env []string, args ...string) (*Process, error) {
 	cmd := exec.Command(program, args...)
-	cmd.Env = append(os.Environ(), env...)
+	cmd.Env = append(append(os.Environ(), testkit.LazyCollector), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	return c.start(name, cmd)
 }
