@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -174,6 +175,19 @@ func (g singleReads) Of(ctx context.Context, id volume.ID) ([]volume.Grant, erro
 func (g singleReads) Client(ctx context.Context, node string) (volume.Client, bool, error) {
 	*g.count++
 	return g.Grants.Client(ctx, node)
+}
+
+// A snapshot that cannot be read is not one that does not exist.
+func TestListUnreadableSnapshot(t *testing.T) {
+	rig := newPlugin(t, options{Backend: func(b *volume.Backend) { b.Snapshots = unreadableSnapshots{b.Snapshots} }})
+	_, err := rig.Controller.ListSnapshots(t.Context(), &spec.ListSnapshotsRequest{SnapshotId: "s"})
+	wantCode(t, err, codes.Unavailable)
+}
+
+type unreadableSnapshots struct{ volume.Snapshots }
+
+func (unreadableSnapshots) GetSnapshot(context.Context, volume.SnapshotID) (volume.Snapshot, error) {
+	return volume.Snapshot{}, errs.Errorf(errs.Unavailable, "the storage does not answer")
 }
 
 // A page reads the grants of all volumes at once: each read can be a request to

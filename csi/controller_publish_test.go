@@ -262,3 +262,63 @@ func TestLocatorsWithLists(t *testing.T) {
 		})
 	}
 }
+
+// unreadable fails one of its reads.
+type unreadable struct {
+	csi.Grants
+	failing *string
+}
+
+func (u unreadable) fails(read string) error {
+	if *u.failing == read {
+		return errs.Errorf(errs.Unavailable, "the record of grants cannot be read")
+	}
+	return nil
+}
+
+func (u unreadable) Of(ctx context.Context, id volume.ID) ([]volume.Grant, error) {
+	if err := u.fails("Of"); err != nil {
+		return nil, err
+	}
+	return u.Grants.Of(ctx, id)
+}
+
+func (u unreadable) Client(ctx context.Context, node string) (volume.Client, bool, error) {
+	if err := u.fails("Client"); err != nil {
+		return volume.Client{}, false, err
+	}
+	return u.Grants.Client(ctx, node)
+}
+
+func (u unreadable) All(ctx context.Context, after volume.ID, limit int) ([]volume.Grant, error) {
+	if err := u.fails("All"); err != nil {
+		return nil, err
+	}
+	return u.Grants.All(ctx, after, limit)
+}
+
+func (u unreadable) Clients(ctx context.Context) ([]volume.Client, error) {
+	if err := u.fails("Clients"); err != nil {
+		return nil, err
+	}
+	return u.Grants.Clients(ctx)
+}
+
+// A volume whose grants cannot be read is not one without grants.
+func TestUnreadableGrants(t *testing.T) {
+	failing := ""
+	rig := newPlugin(t, options{Grants: func(g csi.Grants) csi.Grants { return unreadable{g, &failing} }})
+	v := rig.MustCreate(t, "v", mountCap())
+	testkit.Must(t, testkit.Err(rig.Controller.ControllerPublishVolume(t.Context(), publishRequest(v, nodeID))))
+	before := rig.State(t)
+	for _, read := range []string{"Of", "Client"} {
+		failing = read
+		wantCode(t, testkit.Err(rig.Controller.DeleteVolume(t.Context(), &spec.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})), codes.Unavailable)
+		wantCode(t, testkit.Err(rig.Controller.ControllerGetVolume(t.Context(), &spec.ControllerGetVolumeRequest{VolumeId: v.GetVolumeId()})), codes.Unavailable)
+	}
+	for _, read := range []string{"All", "Clients"} {
+		failing = read
+		wantCode(t, testkit.Err(rig.Controller.ListVolumes(t.Context(), &spec.ListVolumesRequest{})), codes.Unavailable)
+	}
+	testkit.Diff(t, "state", before, rig.State(t))
+}
