@@ -1,37 +1,47 @@
 // Command mutants changes one place of the product at a time and runs tests, to
-// check that the cases that CI runs detect as much as all cases (make soak):
+// compare what two sets of tests find:
 //
-//	go run ./test/mutants -seed 15 -n 20 dpu/plugin=./dpu/plugin fence/enforce=./fence/enforce,./test/fence
+//	go run ./test/mutants -seed 15 -n 300 -before ../checkout fence/request=./fence/request,./fence/peer csi=./csi
+//	go run ./test/mutants -seed 15 -n 20 -soak dpu/plugin=./dpu/plugin
 //
-// Each argument is a package and the packages whose tests are run for it. A
-// mutant that survives CI's cases is run with all cases; the exit code is 1 if
-// those detect one that CI's do not. The tree is not changed: the go command
-// gets the changed file by -overlay.
+// Each argument is a package and the packages whose tests are run for it. A mutant that
+// survives is tried again: by the tests of an earlier checkout, where its place is the
+// same, or by those of make soak. The exit code is 1 if these find one that survives.
+//
+// A test program has all mutants of its package, and the environment says which one is
+// in effect: so it is built once. The tree is not changed.
 package main
 
 import (
-	"encoding/json"
+	"context"
 	"flag"
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"math/rand/v2"
 	"os"
-	"os/exec"
+	"os/signal"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/cleatproject/cleat/test/tree"
 )
 
 func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
 	seed := flag.Uint64("seed", 1, "seed of the choice")
 	n := flag.Int("n", 20, "number of mutants")
+	parallel := flag.Int("parallel", 2, "number of mutants at once")
+	before := flag.String("before", "", "checkout of a commit whose tests also try what survives")
+	soak := flag.Bool("soak", false, "the tests of make soak also try what survives")
 	flag.Parse()
-	missed, err := run(*seed, *n, flag.Args())
+	missed, err := run(ctx, options{*seed, *n, *parallel, *before, *soak}, flag.Args())
+	if missed > 0 {
+		fmt.Printf("%d survive the tests of now alone\n", missed)
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
 		os.Exit(2)
@@ -41,166 +51,126 @@ func main() {
 	}
 }
 
-// mutant is a change of one place of a file.
-type mutant struct {
-	file       string // absolute
-	line       int
-	begin, end int // bytes
-	text       string
-	tests      []string
+type options struct {
+	seed     uint64
+	n        int
+	parallel int
+	before   string
+	soak     bool
 }
 
-func run(seed uint64, n int, args []string) (missed int, err error) {
+// run prints a table, and returns how many mutants only the second suite finds.
+func run(ctx context.Context, o options, args []string) (missed int, err error) {
 	root, err := tree.Root()
 	if err != nil {
 		return 0, err
 	}
 	var all []mutant
+	testsOf := map[string][]string{} // by package
 	for _, a := range args {
-		dir, tests, ok := strings.Cut(a, "=")
+		pkg, tests, ok := strings.Cut(a, "=")
 		if !ok {
 			return 0, fmt.Errorf("%q: write PACKAGE=TESTS", a)
 		}
-		found, err := mutantsOf(filepath.Join(root, dir), strings.Split(tests, ","))
+		found, err := mutantsOf(root, pkg)
 		if err != nil {
 			return 0, err
 		}
-		all = append(all, found...)
+		all, testsOf[filepath.Clean(pkg)] = append(all, found...), strings.Split(tests, ",")
 	}
-	random := rand.New(rand.NewPCG(seed, 0))
+	places := len(all)
+	random := rand.New(rand.NewPCG(o.seed, 0))
 	random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	fmt.Printf("%d places, trying %d, seed %d\n", len(all), n, seed)
-	caught, tried := 0, 0
-	for _, m := range all {
-		if tried == n {
-			break
-		}
-		verdict, err := m.try(root)
-		if err != nil {
-			return missed, err
-		}
-		switch verdict {
-		case "":
-			continue // it does not compile
-		case "soak":
-			missed++
-		case "CI":
-			caught++
-		}
-		tried++
-		rel, _ := filepath.Rel(root, m.file)
-		fmt.Printf("%-5s %s:%d: %s\n", verdict, rel, m.line, m.text)
+	all = all[:min(o.n, len(all))]
+	for i := range all {
+		all[i].number = i + 1
 	}
-	fmt.Printf("%d mutants: CI detects %d, make soak %d more, %d survive\n", tried, caught, missed, tried-caught-missed)
-	return missed, nil
+	fmt.Printf("%d places, %d by seed %d\n\n| place | mutant | tests | result |\n|---|---|---|---|\n", places, len(all), o.seed)
+	survived, err := o.try(ctx, "tests", suite{root: root}, all, testsOf)
+	if err != nil {
+		return 0, err
+	}
+	again, second := survived, suite{root: root, tags: "soak"}
+	switch {
+	case o.before != "":
+		again, second = samePlaces(o.before, survived), suite{root: o.before}
+	case !o.soak:
+		return 0, nil
+	}
+	left, err := o.try(ctx, "other tests", second, again, testsOf)
+	return len(again) - len(left), err
 }
 
-// mutantsOf returns all mutants of the files of a package.
-func mutantsOf(dir string, tests []string) (all []mutant, err error) {
-	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
-	if err != nil || len(files) == 0 {
-		return nil, fmt.Errorf("%s has no Go files (%v)", dir, err)
-	}
-	for _, path := range files {
-		if strings.HasSuffix(path, "_test.go") {
+// samePlaces returns the mutants whose place is the same in another checkout.
+func samePlaces(root string, all []mutant) (same []mutant) {
+	found := map[string]map[string]mutant{} // by package and place
+	for _, m := range all {
+		pkg := filepath.Dir(m.file)
+		if found[pkg] == nil {
+			found[pkg] = map[string]mutant{}
+			there, err := mutantsOf(root, pkg)
+			if err != nil {
+				fmt.Fprintln(os.Stderr, "mutants:", err) // a new package
+			}
+			for _, other := range there {
+				found[pkg][other.place] = other
+			}
+		}
+		other, is := found[pkg][m.place]
+		if !is {
+			m.print("other tests", "the place is not the same")
 			continue
 		}
-		source, err := os.ReadFile(path)
-		if err != nil {
-			return nil, err
+		other.number = m.number
+		same = append(same, other)
+	}
+	return same
+}
+
+// try runs the tests for each mutant, and returns those that survive.
+func (o options) try(ctx context.Context, name string, s suite, all []mutant, testsOf map[string][]string) (survived []mutant, err error) {
+	if s.dir, err = os.MkdirTemp("", "mutants-"); err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(s.dir)
+	var tests []string
+	for _, t := range testsOf {
+		tests = append(tests, t...)
+	}
+	slices.Sort(tests)
+	without, err := s.build(ctx, all, slices.Compact(tests))
+	if err != nil {
+		return nil, err
+	}
+	var mu sync.Mutex
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(o.parallel)
+	for _, m := range all {
+		if without[m.number] {
+			m.print(name, "does not compile")
+			continue
 		}
-		set := token.NewFileSet()
-		file, err := parser.ParseFile(set, path, source, 0)
-		if err != nil {
-			return nil, err
-		}
-		add := func(from, to token.Pos, text string) {
-			at := set.Position(from)
-			all = append(all, mutant{path, at.Line, at.Offset, set.Position(to).Offset, text, tests})
-		}
-		ast.Inspect(file, func(node ast.Node) bool {
-			mutate(node, source, set, add)
-			return true
+		group.Go(func() error {
+			found, err := s.tries(ctx, testsOf[filepath.Dir(m.file)], m.number)
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err != nil:
+				return err
+			case found == "":
+				survived = append(survived, m)
+				m.print(name, "survives")
+			default:
+				m.print(name, found)
+			}
+			return nil
 		})
 	}
-	return all, nil
+	err = group.Wait()
+	fmt.Printf("\n%s: %d tried, %d survive\n\n", name, len(all)-len(without), len(survived))
+	return survived, err
 }
 
-// opposite has the operators that are exchanged.
-var opposite = map[token.Token]token.Token{
-	token.EQL: token.NEQ, token.NEQ: token.EQL, token.LSS: token.LEQ, token.LEQ: token.LSS,
-	token.GTR: token.GEQ, token.GEQ: token.GTR, token.LAND: token.LOR, token.LOR: token.LAND,
-}
-
-// mutate adds the mutants of one node: a negated condition, a swapped operator,
-// a dropped error, an omitted call.
-func mutate(node ast.Node, source []byte, set *token.FileSet, add func(from, to token.Pos, text string)) {
-	text := func(n ast.Node) string {
-		return string(source[set.Position(n.Pos()).Offset:set.Position(n.End()).Offset])
-	}
-	switch n := node.(type) {
-	case *ast.IfStmt:
-		add(n.Cond.Pos(), n.Cond.End(), "!("+text(n.Cond)+")")
-	case *ast.BinaryExpr:
-		if other, ok := opposite[n.Op]; ok {
-			add(n.Pos(), n.End(), text(n.X)+" "+other.String()+" "+text(n.Y))
-		}
-	case *ast.ReturnStmt:
-		if len(n.Results) == 0 {
-			return
-		}
-		last := n.Results[len(n.Results)-1]
-		if id, ok := last.(*ast.Ident); ok && id.Name == "err" {
-			add(last.Pos(), last.End(), "nil")
-		}
-	case *ast.ExprStmt:
-		if _, ok := n.X.(*ast.CallExpr); ok {
-			add(n.Pos(), n.End(), "/* left out: "+strings.ReplaceAll(text(n), "*/", "")+" */")
-		}
-	}
-}
-
-var failed = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)|^panic: |^FAIL\s`)
-
-// try returns what detects the mutant: CI, soak, none, or "" if the mutant does
-// not compile.
-func (m mutant) try(root string) (string, error) {
-	dir, err := os.MkdirTemp("", "mutant-")
-	if err != nil {
-		return "", err
-	}
-	defer os.RemoveAll(dir)
-	source, err := os.ReadFile(m.file)
-	if err != nil {
-		return "", err
-	}
-	changed := slices.Concat(source[:m.begin], []byte(m.text), source[m.end:])
-	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{m.file: filepath.Join(dir, "changed.go")}})
-	if err != nil {
-		return "", err
-	}
-	overlay := filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(filepath.Join(dir, "changed.go"), changed, 0o600); err != nil {
-		return "", err
-	}
-	if err := os.WriteFile(overlay, replace, 0o600); err != nil {
-		return "", err
-	}
-	command := func(args ...string) (string, error) {
-		cmd := exec.Command("go", args...)
-		cmd.Dir = root
-		cmd.Env = append(os.Environ(), "GOFLAGS="+os.Getenv("GOFLAGS")+" -overlay="+overlay) // for the programs that tests build, too
-		out, err := cmd.CombinedOutput()
-		return string(out), err
-	}
-	if _, err := command("build", "-o", os.DevNull, "./"+strings.TrimPrefix(filepath.Dir(m.file), root+"/")); err != nil {
-		return "", nil
-	}
-	for _, set := range []struct{ name, tags string }{{"CI", "-tags="}, {"soak", "-tags=soak"}} {
-		if out, err := command(slices.Concat([]string{"test", "-vet=off", "-failfast", "-count=1", "-timeout=3m", set.tags}, m.tests)...); err != nil {
-			fmt.Printf("      found by %s\n", strings.Join(strings.Fields(failed.FindString(out)), " "))
-			return set.name, nil
-		}
-	}
-	return "none", nil
+func (m mutant) print(suite, result string) {
+	fmt.Printf("| %s:%d | `%s` | %s | %s |\n", m.file, m.line, strings.ReplaceAll(m.String(), "|", "\\|"), suite, result)
 }
