@@ -177,17 +177,24 @@ func (g singleReads) Client(ctx context.Context, node string) (volume.Client, bo
 	return g.Grants.Client(ctx, node)
 }
 
-// A snapshot that cannot be read is not one that does not exist.
-func TestListUnreadableSnapshot(t *testing.T) {
+// Snapshots that cannot be read are not ones that do not exist.
+func TestListUnreadableSnapshots(t *testing.T) {
 	rig := newPlugin(t, options{Backend: func(b *volume.Backend) { b.Snapshots = unreadableSnapshots{b.Snapshots} }})
-	_, err := rig.Controller.ListSnapshots(t.Context(), &spec.ListSnapshotsRequest{SnapshotId: "s"})
-	wantCode(t, err, codes.Unavailable)
+	for _, id := range []string{"", "s"} {
+		wantCode(t, testkit.Err(rig.Controller.ListSnapshots(t.Context(), &spec.ListSnapshotsRequest{SnapshotId: id})), codes.Unavailable)
+	}
 }
 
 type unreadableSnapshots struct{ volume.Snapshots }
 
+var errNoAnswer = errs.Errorf(errs.Unavailable, "the storage does not answer")
+
 func (unreadableSnapshots) GetSnapshot(context.Context, volume.SnapshotID) (volume.Snapshot, error) {
-	return volume.Snapshot{}, errs.Errorf(errs.Unavailable, "the storage does not answer")
+	return volume.Snapshot{}, errNoAnswer
+}
+
+func (unreadableSnapshots) ListSnapshots(context.Context, volume.SnapshotQuery) ([]volume.Snapshot, error) {
+	return nil, errNoAnswer
 }
 
 // A page reads the grants of all volumes at once: each read can be a request to
