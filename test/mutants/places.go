@@ -31,7 +31,7 @@ type mutant struct {
 	begin, end, opBegin, opEnd int
 	text                       string // of the node
 	// place identifies the node in another version of the file: function, kind, text,
-	// and which of those that are equal.
+	// and which of how many that are equal.
 	place string
 }
 
@@ -87,15 +87,14 @@ func mutantsIn(root, path string) (all []mutant, err error) {
 		return nil, err
 	}
 	offset := func(p token.Pos) int { return set.Position(p).Offset }
-	same := map[string]int{}
+	same := map[string][]int{} // by place
 	add := func(function string, n ast.Node, m mutant) {
 		m.file, m.line = name, set.Position(n.Pos()).Line
 		m.begin, m.end = offset(n.Pos()), offset(n.End())
 		m.text = strings.Join(strings.Fields(string(source[m.begin:m.end])), " ")
 		m.place = fmt.Sprintf("%s %s %d %s", name, function, m.kind, m.String())
-		same[m.place]++
-		m.place += fmt.Sprint(" ", same[m.place])
 		all = append(all, m)
+		same[m.place] = append(same[m.place], len(all)-1)
 	}
 	for _, d := range file.Decls {
 		function, isFunction := d.(*ast.FuncDecl)
@@ -125,6 +124,11 @@ func mutantsIn(root, path string) (all []mutant, err error) {
 			}
 			return true
 		})
+	}
+	for place, at := range same {
+		for n, i := range at {
+			all[i].place = fmt.Sprintf("%s %d of %d", place, n+1, len(at))
+		}
 	}
 	return all, nil
 }
