@@ -126,6 +126,27 @@ func TestFenceFailsUnlessReadBack(t *testing.T) {
 	}
 }
 
+// List answers what is in force now, once for each block.
+func TestListIsReadBack(t *testing.T) {
+	r := newRig(t)
+	for _, owner := range []string{"a", "b"} {
+		testkit.Must(t, r.Fence(t.Context(), req(owner, "10.0.0.1/32")))
+	}
+	if got, err := r.List(t.Context(), nil); err != nil || len(got) != 1 {
+		t.Errorf("a block of two owners is listed as %v, %v", got, err)
+	}
+	broken := errors.New("the kernel says no")
+	r.network.Fail("Held", broken)
+	if got, err := r.List(t.Context(), nil); !errors.Is(err, errs.Unavailable) || !errors.Is(err, broken) {
+		t.Errorf("what cannot be read back is listed as %v, %v", got, err)
+	}
+	r.network.Fail("Held", nil)
+	r.network.Tamper()
+	if got, err := r.List(t.Context(), nil); !errors.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), "10.0.0.1/32] is not fenced") {
+		t.Errorf("what is not in force any more is listed as %v, %v", got, err)
+	}
+}
+
 func TestSeveralOwners(t *testing.T) {
 	r := newRig(t)
 	for _, a := range []string{"a", "b"} {
