@@ -188,8 +188,6 @@ func TestRBD(t *testing.T) {
 	testkit.Must(bare.t, bare.Remove(t.Context(), bdev))
 }
 
-// A file that another bdev uses is refused, and this plugin's bdev on another
-// file is unchanged.
 // unreadable is a pool whose files cannot be looked up.
 type unreadable struct{ err error }
 
@@ -215,6 +213,8 @@ func TestLookWithAnUnreadablePool(t *testing.T) {
 	}
 }
 
+// A file that another bdev uses is refused, and this plugin's bdev on another
+// file is unchanged.
 func TestAIO(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	for _, name := range []string{"a", "b"} {

@@ -16,12 +16,12 @@ import (
 // What cannot be read is not gone: the host would deregister a plugin that runs.
 func TestUnreadableIsNotGone(t *testing.T) {
 	above, other := t.TempDir(), filepath.Join(t.TempDir(), "other")
-	mkdir(t, other, above+"/root")
-	socket(t, above+"/root/s", other+"/s")
-	testkit.Must(t, os.Symlink(other+"/s", above+"/root/link"))
+	mkdir(t, other, above+"/plugins")
+	socket(t, above+"/plugins/s", other+"/s")
+	testkit.Must(t, os.Symlink(other+"/s", above+"/plugins/link"))
 	for name, dir := range map[string]string{"target of a link": other, "root": above} {
 		t.Run(name, func(t *testing.T) {
-			r := makeRig(t, above+"/root")
+			r := makeRig(t, above+"/plugins")
 			testkit.Must(t, r.Start())
 			t.Cleanup(func() { _ = r.Close() })
 			rescan := func() { r.rescan(); r.flush() }
