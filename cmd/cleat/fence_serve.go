@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/endpoint"
 	"github.com/cleatproject/cleat/fence/enforce"
 	"github.com/cleatproject/cleat/fence/nft"
@@ -186,8 +187,11 @@ func (s *fenceServer) checkRecord(ctx context.Context, path string) error {
 		return fmt.Errorf("--state-dir: %w", err)
 	}
 	blocks, err := s.filter.Blocks(ctx)
-	if err != nil {
+	if errs.KindOf(err) == errs.Precondition {
 		return fmt.Errorf("--state-dir %s has no record of fences, and those in table %s are not known: set the directory with their record, or unfence all of them with --lift-unrecorded: %w", s.StateDir, s.table, err)
+	}
+	if err != nil {
+		return err
 	}
 	if len(blocks) > 0 {
 		return fmt.Errorf("--state-dir %s has no record of fences, but table %s fences %d blocks, including %s: set the directory with their record, or unfence all of them with --lift-unrecorded",
