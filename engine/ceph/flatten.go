@@ -21,12 +21,12 @@ func defaultDepths() depthLimits { return depthLimits{soft: 4, hard: 12} }
 // depth returns the number of parents of an image.
 func (e *Engine) depth(i *image) (n int, err error) {
 	for parent := i.parent; parent != nil; n++ {
-		p, err := e.poolOf(int64(parent.Image.PoolID), "the parent of image "+i.name)
-		if errors.Is(err, errs.Precondition) {
-			return n + 1, nil // in a foreign pool: its parents are unknown
-		}
+		p, err := e.poolOfParent(parent, "image "+i.name)
 		if err != nil {
 			return n, err
+		}
+		if p == nil { // its own parents are unknown
+			return n + 1, nil
 		}
 		r, err := rbd.OpenImageByIdReadOnly(p.io, parent.Image.ImageID, rbd.NoSnapshot)
 		if err != nil {
@@ -44,6 +44,19 @@ func (e *Engine) depth(i *image) (n int, err error) {
 		}
 	}
 	return n, nil
+}
+
+// poolOfParent returns the pool with a parent of an object; nil if it is a foreign one,
+// or another namespace.
+func (e *Engine) poolOfParent(parent *rbd.ParentInfo, object string) (*pool, error) {
+	p, err := e.poolOf(int64(parent.Image.PoolID), "a parent of "+object)
+	switch {
+	case errors.Is(err, errs.Precondition):
+		return nil, nil
+	case err == nil && parent.Image.PoolNamespace != p.namespace:
+		return nil, nil
+	}
+	return p, err
 }
 
 // checkDepth refuses a clone whose chain would be too long.

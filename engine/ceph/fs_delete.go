@@ -121,7 +121,9 @@ func (e *FS) checkUnused(v volume.Volume) error {
 	}
 	root := e.pathOf(v)
 	isUser := func(s fsSession) bool {
-		isSubvolume := !v.ReadOnly && s.Root == path.Dir(root) // a read-only one is in the subvolume of another volume
+		// A read-only volume is in the subvolume of another one. In a subvolume of the
+		// oldest layout the directory above is the group, which tools mount.
+		isSubvolume := !v.ReadOnly && s.Root == path.Dir(root) && s.Root != e.root
 		return isSubvolume || s.Root == root || strings.HasPrefix(s.Root, root+"/")
 	}
 	if i := slices.IndexFunc(all, isUser); i >= 0 {

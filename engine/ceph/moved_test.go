@@ -44,6 +44,29 @@ func wantContent(t *testing.T, v volume.Volume) {
 	}
 }
 
+// A parent in another namespace counts, and its own parents are unknown.
+func TestParentInOtherNamespace(t *testing.T) {
+	t.Parallel()
+	config := testConfig(t)
+	namespace := config.Cluster.RBD.RadosNamespace
+	parent := testPool + "/parent-of-" + namespace // in the default namespace
+	rbdTool(t, config, "create --size 16M "+parent, "snap create "+parent+"@s", "clone --rbd-default-clone-format 2 "+parent+"@s VOLUME")
+	t.Cleanup(func() { rbdTool(t, config, "snap purge "+parent, "rm "+parent) })
+	e := open(t, config)
+	found := testkit.Value(e.pools[0].inspect(imageName(hash("v"))))(t)
+	rbdTool(t, config, `image-meta set VOLUME cleat.volume {"image":"`+found.id+`","name":"v","content":"raw"}`)
+	v := testkit.Value(e.Get(testkit.Context(t), volume.ID(volumeID{pool: e.pools[0].id, hash: hash("v"), image: found.id}.String())))(t)
+	if n := depthOf(t, e, v); n != 1 {
+		t.Errorf("the volume has depth %d", n)
+	}
+	if got := reasons(testkit.Value(e.VolumeHealth(testkit.Context(t), v.ID))(t)); got != "" {
+		t.Errorf("its health is %s", got)
+	}
+	create(t, e, "clone", volume.Source{Volume: v.ID})
+	testkit.Must(t, e.Delete(testkit.Context(t), v.ID)) // not listed: it had no record when the engine started
+	deleteAll(t, e)
+}
+
 // An image that Ceph's tools migrate or copy under its name stays that of the
 // volume, although its internal id changes.
 func TestMovedImage(t *testing.T) {

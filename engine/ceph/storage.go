@@ -46,9 +46,9 @@ func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condi
 	return e.health(ctx, append(pools, data...), "", parents...)
 }
 
-// morePools returns the pools of a volume besides that of its image: that of its
-// data, and those of its parents. These are the images of which it is a clone, and
-// of which it has those data that were not written since.
+// morePools returns the pools that a volume uses, without that of its image: that of
+// its data, and those of its parents. These are the images of which it is a clone,
+// and of which it has those data that were not written since.
 func (e *Engine) morePools(ctx context.Context, v volume.Volume) (data, parents []poolRef, err error) {
 	type both struct{ data, parents []poolRef }
 	at := v.Locator.(access.RBD)
@@ -61,13 +61,9 @@ func (e *Engine) morePools(ctx context.Context, v volume.Volume) (data, parents 
 		of, parent, err := e.poolsOf(p, i)
 		found.data = of
 		for err == nil && parent != nil {
-			id := int64(parent.Image.PoolID)
-			found.parents = append(found.parents, poolRef{parent.Image.PoolName, id})
-			p, err = e.poolOf(id, "a parent of volume "+string(v.ID))
-			if errors.Is(err, errs.Precondition) || err == nil && parent.Image.PoolNamespace != p.namespace {
-				return found, nil // in a foreign pool or namespace: its own parents are unknown
-			}
-			if err != nil {
+			found.parents = append(found.parents, poolRef{parent.Image.PoolName, int64(parent.Image.PoolID)})
+			p, err = e.poolOfParent(parent, "volume "+string(v.ID))
+			if err != nil || p == nil { // nil: its own parents are unknown
 				return found, err
 			}
 			i, err = rbd.OpenImageByIdReadOnly(p.io, parent.Image.ImageID, rbd.NoSnapshot)
