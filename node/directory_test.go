@@ -190,6 +190,25 @@ func TestDirectoryUnmountedByOthers(t *testing.T) {
 	n.wantUnmounted(t)
 }
 
+// A kill between the record of the device and its mount at the path: the next start
+// rolls the stage back, also if the attacher's mount is gone by then.
+func TestInterruptedDirectoryStage(t *testing.T) {
+	d := &directories{}
+	n, s, p := directoryNode(t, d)
+	for _, unmount := range []bool{false, true} {
+		a := testkit.Value(d.Attach(t.Context(), node.Target{}, node.Use{}))(t)
+		testkit.Must(t, a.File.Close(), n.PutStageRecord(t.Context(), s, node.Creating, n.Boot(), a.Device))
+		if unmount {
+			testkit.Must(t, mount.Unmount(t.Context(), d.dir))
+		}
+		n.restart()
+		n.nothingStaged(s)
+		n.wantUnmounted(t)
+	}
+	testkit.Must(t, n.Stage(t.Context(), s), n.Publish(t.Context(), p))
+	n.undo(t, s, p)
+}
+
 func (n *testNode) wantUnmounted(t *testing.T) {
 	t.Helper()
 	for _, e := range testkit.Value(mount.Table(t.Context()))(t) {
