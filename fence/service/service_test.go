@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -27,9 +28,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // list is an Enforcer that records its requests.
 type list struct {
-	asks   []plan.Request
-	err    error
-	ending []volume.Session
+	asks            []plan.Request
+	err             error // of all but Ending and Unseen
+	waiting, unseen error
 }
 
 func (l *list) Fence(_ context.Context, req plan.Request) error {
@@ -46,8 +47,8 @@ func (l *list) List(context.Context, *volume.FenceOwner) ([]netip.Prefix, error)
 	return []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}, l.err
 }
 
-func (l *list) Ending(context.Context) ([]volume.Session, error) { return l.ending, nil }
-func (l *list) Unseen(context.Context) ([]string, error)         { return nil, nil }
+func (l *list) Ending(context.Context) ([]volume.Session, error) { return nil, l.waiting }
+func (l *list) Unseen(context.Context) ([]string, error)         { return nil, l.unseen }
 
 func (l *list) Coverage(_ context.Context, blocks []netip.Prefix, _ bool) ([]volume.Coverage, error) {
 	return []volume.Coverage{{Enforcer: "host", Problems: []string{fmt.Sprint(blocks)}}}, l.err
@@ -131,18 +132,62 @@ func TestCallsReachTheEnforcer(t *testing.T) {
 	}
 }
 
+// callAll makes each call with a valid request, and returns their errors.
+func callAll(t *testing.T, s *Server) map[string]error {
+	t.Helper()
+	all, ctx := map[string]error{}, t.Context()
+	_, all["FenceClusterNetwork"] = s.FenceClusterNetwork(ctx, &fence.FenceClusterNetworkRequest{Cidrs: cidr("10.0.0.7")})
+	_, all["UnfenceClusterNetwork"] = s.UnfenceClusterNetwork(ctx, &fence.UnfenceClusterNetworkRequest{Cidrs: cidr("10.0.0.7")})
+	_, all["ListClusterFence"] = s.ListClusterFence(ctx, &fence.ListClusterFenceRequest{})
+	_, all["GetCoverage"] = s.GetCoverage(ctx, &fencev1.GetCoverageRequest{})
+	_, all["ListRecordedClients"] = s.ListRecordedClients(ctx, &fencev1.ListRecordedClientsRequest{})
+	_, all["ListRecordedFences"] = s.ListRecordedFences(ctx, &fencev1.ListRecordedFencesRequest{Parameters: map[string]string{"clusterID": "b"}})
+	_, all["GetFenceClients"] = s.GetFenceClients(ctx, &fence.GetFenceClientsRequest{})
+	return all
+}
+
+// What cannot be read is an error, not an empty list.
+func TestErrorsReachTheCaller(t *testing.T) {
+	failed := errs.Errorf(errs.Unavailable, "for a test")
+	for name, c := range map[string]struct {
+		enforcer *list
+		client   error
+		want     []string
+	}{
+		"all but waiting": {&list{err: failed}, failed, []string{
+			"FenceClusterNetwork", "GetCoverage", "GetFenceClients", "ListClusterFence", "ListRecordedClients", "ListRecordedFences", "UnfenceClusterNetwork",
+		}},
+		"sessions that end": {&list{waiting: failed}, nil, []string{"ListClusterFence"}},
+		"peers not seen":    {&list{unseen: failed}, nil, []string{"ListClusterFence"}},
+		"none":              {&list{}, nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := testkit.Value(New(Config{
+				Name: "x", Offer: Offer{Fence: true, Clients: true}, Enforcer: c.enforcer,
+				Client: func(ctx context.Context) (volume.Client, error) {
+					client, _ := here(ctx)
+					return client, c.client
+				},
+			}))(t)
+			var got []string
+			for call, err := range callAll(t, s) {
+				if errors.Is(err, failed) {
+					got = append(got, call)
+				} else if err != nil {
+					t.Errorf("%s: %v", call, err)
+				}
+			}
+			slices.Sort(got)
+			testkit.Diff(t, "calls that failed", c.want, got)
+		})
+	}
+}
+
 func TestCallsNotOffered(t *testing.T) {
 	s := testkit.Value(New(Config{Name: "x", Offer: Offer{Why: "say --more"}}))(t)
-	_, atFence := s.FenceClusterNetwork(t.Context(), &fence.FenceClusterNetworkRequest{})
-	_, atUnfence := s.UnfenceClusterNetwork(t.Context(), &fence.UnfenceClusterNetworkRequest{})
-	_, atList := s.ListClusterFence(t.Context(), &fence.ListClusterFenceRequest{})
-	_, atCoverage := s.GetCoverage(t.Context(), &fencev1.GetCoverageRequest{})
-	_, atRecorded := s.ListRecordedClients(t.Context(), &fencev1.ListRecordedClientsRequest{})
-	_, atFences := s.ListRecordedFences(t.Context(), &fencev1.ListRecordedFencesRequest{})
-	_, atClients := s.GetFenceClients(t.Context(), &fence.GetFenceClientsRequest{})
-	for i, err := range []error{atFence, atUnfence, atList, atCoverage, atRecorded, atFences, atClients} {
-		if errs.Code(err) != codes.Unimplemented || (i < 6 && !strings.Contains(err.Error(), "--more")) {
-			t.Errorf("call %d: %v", i, err)
+	for name, err := range callAll(t, s) {
+		if errs.Code(err) != codes.Unimplemented || name != "GetFenceClients" && !strings.Contains(err.Error(), "--more") {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 	answer, err := s.GetCapabilities(t.Context(), &identity.GetCapabilitiesRequest{})
@@ -216,15 +261,9 @@ func TestEveryCallIsAuthenticated(t *testing.T) {
 		Name: "x", Offer: Offer{Fence: true, Clients: true}, Enforcer: l, Client: here,
 		Authenticate: func(map[string]string) error { return denied },
 	}))(t)
-	_, atFence := s.FenceClusterNetwork(t.Context(), &fence.FenceClusterNetworkRequest{Cidrs: cidr("10.0.0.7")})
-	_, atUnfence := s.UnfenceClusterNetwork(t.Context(), &fence.UnfenceClusterNetworkRequest{Cidrs: cidr("10.0.0.7")})
-	_, atList := s.ListClusterFence(t.Context(), &fence.ListClusterFenceRequest{})
-	_, atRecorded := s.ListRecordedClients(t.Context(), &fencev1.ListRecordedClientsRequest{})
-	_, atFences := s.ListRecordedFences(t.Context(), &fencev1.ListRecordedFencesRequest{})
-	_, atClients := s.GetFenceClients(t.Context(), &fence.GetFenceClientsRequest{})
-	for i, err := range []error{atFence, atUnfence, atList, atRecorded, atFences, atClients} {
+	for name, err := range callAll(t, s) {
 		if !errors.Is(err, denied) {
-			t.Errorf("call %d: %v", i, err)
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 	if len(l.asks) != 0 {
