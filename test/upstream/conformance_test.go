@@ -66,16 +66,11 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// The cases that must not run in parallel with other tests.
+// The cases that must not run in parallel with other tests; those of our host are
+// in the test of watchtest.
 func TestConformanceAlone(t *testing.T) {
 	t.Run(kubeletHarness.Name, func(t *testing.T) {
 		all := cases(func(c watchtest.Case) bool { return c.Alone && (!c.Soak || soak.Enabled) })
 		watchtest.Check(t, watchtest.Observe(t.Context(), kubeletHarness, all), true)
 	})
-	if soak.Enabled {
-		t.Run(ourHarness.Name, func(t *testing.T) {
-			all := cases(func(c watchtest.Case) bool { return c.Alone })
-			watchtest.Check(t, watchtest.Observe(t.Context(), ourHarness, all), false)
-		})
-	}
 }
