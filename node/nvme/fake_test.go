@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/loop"
 	kernel "github.com/cleatproject/cleat/internal/linux/nvme"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/test/testkit"
@@ -90,7 +92,7 @@ func TestUnrecordedDiskInUse(t *testing.T) {
 	wantKept("Detach of an orphan", a.Detach(testkit.Context(t), node.Target{Device: idle}))
 
 	l := access.NVMe{Transport: "tcp", NQN: red, NSID: 1, Paths: []netip.AddrPort{first}}
-	r, _, err := a.records.begin(node.Target{Locator: l}, l, host{nqn: self})
+	r, _, err := a.records.begin(node.Target{Locator: l}, l, host{nqn: self}, "")
 	testkit.Must(t, err)
 	r.Device = idle
 	testkit.Must(t, a.records.put(r))
@@ -127,7 +129,7 @@ func TestLostRecord(t *testing.T) {
 			if c.shared {
 				other := named
 				other.NSID = 2
-				_, _, err := a.records.begin(node.Target{Locator: other}, other, host{nqn: self})
+				_, _, err := a.records.begin(node.Target{Locator: other}, other, host{nqn: self}, "")
 				testkit.Must(t, err)
 			}
 			target := node.Target{Locator: c.locator}
@@ -148,6 +150,56 @@ func TestLostRecord(t *testing.T) {
 	}
 }
 
+// A connection that is older than all records of its subsystem can have been
+// interrupted before.
+func TestUncertainAfterALostRecord(t *testing.T) {
+	file := testkit.Value(os.CreateTemp(t.TempDir(), ""))(t)
+	testkit.Must(t, file.Truncate(1<<20))
+	device, f, err := loop.Attach(t.Context(), loop.Config{File: file, AutoClear: true})
+	testkit.Must(t, err, file.Close())
+	defer f.Close()
+	k := newFakeKernel(t)
+	a := k.attacher()
+	attach := func(of node.Target) {
+		t.Helper()
+		attachment := testkit.Value(a.Attach(testkit.Context(t), of, node.Use{Block: true}))(t)
+		testkit.Must(t, attachment.File.Close())
+	}
+	wantUncertain := func(what string, of node.Target, want bool) {
+		t.Helper()
+		info := testkit.Value(a.Inspect(t.Context(), of))(t)
+		if got := slices.ContainsFunc(info.Conditions, func(c volume.Condition) bool { return c.Reason == volume.ReasonFlushUncertain }); got != want {
+			t.Errorf("%s: %t with %+v, want %t", what, got, info.Conditions, want)
+		}
+	}
+	var volumes []node.Target
+	for i := range 2 {
+		nsid := uint32(i + 1)
+		l := access.NVMe{Transport: "tcp", NQN: red, NSID: nsid, Paths: []netip.AddrPort{first}}
+		volumes = append(volumes, node.Target{Locator: l, Volume: volume.ID(fmt.Sprint("v", i))})
+		name := fmt.Sprintf("nvme0n%d", nsid)
+		testkit.Must(t, os.Symlink(device.Path, filepath.Join(k.Dev, name)))
+		k.disk(name, red, nsid, device.Major, device.Minor)
+		k.write("block/"+name+"/queue/write_cache", "write back")
+	}
+	// As if the process had ended before it found the disk.
+	_, _, err = a.records.begin(volumes[0], volumes[0].Locator.(access.NVMe), host{nqn: self}, "")
+	testkit.Must(t, err)
+	k.controller("nvme0", red, first)
+	for _, v := range volumes {
+		attach(v)
+		wantUncertain("connected with a record", v, false)
+	}
+	testkit.Must(t, os.RemoveAll(a.records.dir))
+	wantUncertain("the record is lost", volumes[0], true)
+	for _, v := range volumes {
+		attach(v)
+		wantUncertain("attached again", v, true)
+		attach(v)
+		wantUncertain("attached a second time", v, true)
+	}
+}
+
 // A volume with the namespace of another one is refused, and that keeps its disk.
 func TestRefusedStageKeepsTheOther(t *testing.T) {
 	k := newFakeKernel(t)
@@ -156,7 +208,7 @@ func TestRefusedStageKeepsTheOther(t *testing.T) {
 	disk := k.disk("nvme0n1", red, 1, major, minor)
 	a := k.attacher()
 	l := access.NVMe{Transport: "tcp", NQN: red, NSID: 1, Paths: []netip.AddrPort{first}}
-	r, _, err := a.records.begin(node.Target{Locator: l, Volume: "first"}, l, host{nqn: self})
+	r, _, err := a.records.begin(node.Target{Locator: l, Volume: "first"}, l, host{nqn: self}, "")
 	r.Device = disk
 	testkit.Must(t, err, a.records.put(r))
 
@@ -186,7 +238,7 @@ func TestDownAddressInOnePass(t *testing.T) {
 		nqn := fmt.Sprintf("%s-%d", red, i)
 		k.controller(fmt.Sprintf("nvme%d", i), nqn, first)
 		l := access.NVMe{Transport: "tcp", NQN: nqn, Paths: []netip.AddrPort{first, missing}}
-		r, _, err := a.records.begin(node.Target{Locator: l}, l, host{nqn: self})
+		r, _, err := a.records.begin(node.Target{Locator: l}, l, host{nqn: self}, "")
 		r.Device = k.disk(fmt.Sprintf("nvme%dn1", i), nqn, 1, 259, uint32(i))
 		testkit.Must(t, err, a.records.put(r))
 	}
@@ -222,7 +274,7 @@ func TestInaccessiblePaths(t *testing.T) {
 		k.write(fmt.Sprintf("class/nvme/nvme%d/nvme0c%dn2/ana_state", i, i), "inaccessible")
 	}
 	l := access.NVMe{Transport: "tcp", NQN: red, NSID: 1, Paths: []netip.AddrPort{first, second}}
-	r, _, err := a.records.begin(node.Target{Locator: l}, l, host{nqn: self})
+	r, _, err := a.records.begin(node.Target{Locator: l}, l, host{nqn: self}, "")
 	r.Device = k.disk("nvme0n1", red, 1, 259, 1)
 	testkit.Must(t, err, a.records.put(r))
 	for _, c := range []struct {
@@ -259,7 +311,7 @@ func TestTwoVolumesOfOneNamespace(t *testing.T) {
 	disk := k.disk("nvme0n1", red, 1, 259, 1<<20-1)
 	a := k.attacher()
 	l := access.NVMe{Transport: "tcp", NQN: red, NSID: 1, Paths: []netip.AddrPort{first}}
-	r, _, err := a.records.begin(node.Target{Locator: l, Volume: "one"}, l, host{nqn: self})
+	r, _, err := a.records.begin(node.Target{Locator: l, Volume: "one"}, l, host{nqn: self}, "")
 	testkit.Must(t, err)
 	r.Device = disk
 	testkit.Must(t, a.records.put(r))

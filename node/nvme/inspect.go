@@ -142,7 +142,7 @@ func (a *Attacher) lostRecord(l access.NVMe) (record, bool, error) {
 	if err != nil || !found || r.HostNQN != a.config.HostNQN { // other programs can have the host NQN of a locator
 		return r, false, err
 	}
-	r.Device = toDevice(n)
+	r.Device, r.Uncertain = toDevice(n), recordLost
 	shared, err := a.records.isShared(r)
 	return r, !shared, err
 }

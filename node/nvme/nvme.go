@@ -178,7 +178,11 @@ func (a *Attacher) attach(ctx context.Context, t node.Target, l access.NVMe, rea
 	if err := a.checkOwner(t.Volume, l, disks); err != nil {
 		return kernel.Namespace{}, err
 	}
-	r, isNew, err := a.records.begin(t, l, host)
+	earlier, err := a.earlierUncertainty(l)
+	if err != nil {
+		return kernel.Namespace{}, err
+	}
+	r, isNew, err := a.records.begin(t, l, host, earlier)
 	if err != nil {
 		return kernel.Namespace{}, err
 	}
@@ -206,8 +210,10 @@ func (a *Attacher) attachRecorded(ctx context.Context, r record, l access.NVMe, 
 	if r.Device == toDevice(n) {
 		return n, nil
 	}
-	// A new disk, of which nothing can be lost yet.
-	r.Device, r.Uncertain = toDevice(n), ""
+	if !r.Device.IsZero() { // of a new disk nothing can be lost yet
+		r.Uncertain = ""
+	}
+	r.Device = toDevice(n)
 	if r.LogSeq, err = logEnd(); err != nil {
 		a.log.WarnContext(ctx, "cannot read the kernel's log, interrupted flushes will not be reported", "err", err)
 	}

@@ -177,7 +177,7 @@ func TestRecords(t *testing.T) {
 	other.NSID = 2
 	begin := func(l access.NVMe) record {
 		t.Helper()
-		r, isNew, err := s.begin(node.Target{Locator: l, Volume: "v"}, l, host{nqn: self})
+		r, isNew, err := s.begin(node.Target{Locator: l, Volume: "v"}, l, host{nqn: self}, "")
 		testkit.Must(t, err)
 		if !isNew {
 			t.Errorf("%+v has a record", l)
@@ -194,7 +194,7 @@ func TestRecords(t *testing.T) {
 	}
 	moved := l
 	moved.Paths = []netip.AddrPort{second}
-	r, isNew, err := s.begin(node.Target{Locator: moved, Volume: "v"}, moved, host{nqn: self})
+	r, isNew, err := s.begin(node.Target{Locator: moved, Volume: "v"}, moved, host{nqn: self}, "")
 	if err != nil || isNew || r.Locator["targetAddr"] != second.Addr().String() {
 		t.Errorf("with other paths: %+v, new: %t, %v", r, isNew, err)
 	}
@@ -223,7 +223,7 @@ func TestRecords(t *testing.T) {
 func TestInterruptionOfADetachedVolume(t *testing.T) {
 	a := testkit.Value(New(Config{Dir: t.TempDir(), HostNQN: self, Boot: "b"}))(t)
 	l := access.NVMe{Transport: "tcp", NQN: red, NSID: 1, Paths: []netip.AddrPort{first}}
-	r, _, err := a.records.begin(node.Target{Locator: l}, l, host{nqn: self})
+	r, _, err := a.records.begin(node.Target{Locator: l}, l, host{nqn: self}, "")
 	testkit.Must(t, err)
 	testkit.Must(t, a.setUncertain(t.Context(), finding{r, "it broke"}))
 	if all := testkit.Value(a.records.all())(t); len(all) != 1 || !strings.Contains(all[0].Uncertain, "it broke") {

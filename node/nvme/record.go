@@ -54,8 +54,8 @@ func fileName(l access.NVMe) string {
 }
 
 // begin returns the record of a volume, a new one if it has none. The locator's
-// paths can have changed.
-func (s records) begin(t node.Target, l access.NVMe, h host) (r record, isNew bool, err error) {
+// paths can have changed. uncertain is that of a new record.
+func (s records) begin(t node.Target, l access.NVMe, h host, uncertain string) (r record, isNew bool, err error) {
 	r, found, err := s.read(fileName(l))
 	if err != nil {
 		return r, false, err
@@ -65,7 +65,7 @@ func (s records) begin(t node.Target, l access.NVMe, h host) (r record, isNew bo
 		return r, false, nil
 	}
 	if !found {
-		r = record{Boot: s.boot, NQN: l.NQN, name: fileName(l)}
+		r = record{Boot: s.boot, NQN: l.NQN, Uncertain: uncertain, name: fileName(l)}
 	}
 	if t.Volume != "" {
 		r.Volume = t.Volume

@@ -14,6 +14,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/kmsg"
 	kernel "github.com/cleatproject/cleat/internal/linux/nvme"
 	"github.com/cleatproject/cleat/node"
+	"github.com/cleatproject/cleat/volume/access"
 )
 
 // With native multipath, Linux answers a flush without data with success if the
@@ -168,6 +169,26 @@ func uncertainty(r record, found []interruption, first, last uint64) string {
 		return fmt.Sprintf("%d messages of the kernel's log were overwritten before they were read, so an interrupted connection can be among them", first-seen-1)
 	}
 	return ""
+}
+
+// recordLost is the Uncertain of a volume that is attached to a connection older
+// than all records of the subsystem: these were lost, and with them what is known
+// about the connection.
+const recordLost = "the record of the connection was lost, and it can have been interrupted before"
+
+// earlierUncertainty returns the Uncertain of a new record: recordLost, or empty if
+// the subsystem is not connected yet, or has been recorded since it was.
+func (a *Attacher) earlierUncertainty(l access.NVMe) (string, error) {
+	r := record{NQN: l.NQN, HostNQN: a.host(l).nqn}
+	controllers, err := a.controllersOf(r)
+	if err != nil || len(controllers) == 0 {
+		return "", err
+	}
+	all, err := a.records.all()
+	if slices.ContainsFunc(all, func(o record) bool { return o.NQN == r.NQN && o.HostNQN == r.HostNQN && o.Uncertain != recordLost }) {
+		return "", err
+	}
+	return recordLost, err
 }
 
 // setUncertain changes the record, unless the volume was detached or attached
