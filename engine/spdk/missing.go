@@ -122,7 +122,7 @@ func (e *Engine) incomplete(ctx context.Context, answers []storesOf, s settings)
 	}
 	switch {
 	case unreachable != nil:
-		return errs.Errorf(errs.Unavailable, "no target has answered: %w", unreachable)
+		return errs.Errorf(errs.Unavailable, "not all targets have answered: %w", unreachable)
 	case len(missing) == 0:
 		return nil
 	}

@@ -2,6 +2,7 @@ package spdk
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -199,28 +200,29 @@ func (b *build) largest(p place) int64 {
 	return p.store.Free()
 }
 
-// Capacity implements volume.Engine.
+// Capacity implements volume.Engine. It is the sum of the stores that could be read:
+// no volume can be created in another one. Unavailable: they have no space, and
+// others could not be read.
 func (e *Engine) Capacity(ctx context.Context, query volume.CapacityQuery) (volume.Capacity, error) {
 	s, err := parseSettings(query.Parameters)
 	if err != nil {
 		return volume.Capacity{}, err
 	}
 	places, answers := e.stores(ctx, s)
-	if len(places) == 0 {
-		if err := e.incomplete(ctx, answers, s); err != nil {
-			return volume.Capacity{}, err
-		}
+	excluded := func(t *target) bool {
+		return len(query.Topology) > 0 && !t.reachedFrom(query.Topology) || s.tls && len(t.TLSAddresses) == 0
 	}
+	places = slices.DeleteFunc(places, func(p place) bool { return excluded(p.target) })
+	answers = slices.DeleteFunc(answers, func(a storesOf) bool { return excluded(a.target) })
 	var c volume.Capacity
+	var unread error
 	for _, p := range places {
-		if len(query.Topology) > 0 && !p.target.reachedFrom(query.Topology) {
-			continue
-		}
-		if s.tls && len(p.target.TLSAddresses) == 0 {
-			continue
-		}
 		if s.thin && !s.oldData {
-			if u, err := e.unclean(ctx, p); err != nil || u != nil {
+			u, err := e.uncleanSoon(ctx, p)
+			if err != nil {
+				unread = errors.Join(unread, fmt.Errorf("lvol store %s: %w", p, err))
+			}
+			if err != nil || u != nil {
 				continue // new volumes are refused there
 			}
 		}
@@ -231,5 +233,11 @@ func (e *Engine) Capacity(ctx context.Context, query volume.CapacityQuery) (volu
 			c.Minimum = least
 		}
 	}
-	return c, nil
+	switch {
+	case c.Available > 0:
+		return c, nil
+	case unread != nil:
+		return volume.Capacity{}, errs.Errorf(errs.Unavailable, "it is not known whether there is space for new volumes: %w", unread)
+	}
+	return c, e.incomplete(ctx, answers, s)
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -112,4 +113,38 @@ func TestCapacityOfAZone(t *testing.T) {
 	if c.Available != 0 || c.Maximum != 0 {
 		t.Errorf("a zone without a target has %+v", c)
 	}
+}
+
+// The space of a target that does not answer, or of a store whose bdev cannot be read,
+// is not known. It is left out of a sum, and is not zero.
+func TestCapacityOfWhatCannotBeRead(t *testing.T) {
+	r, e := newZones(t)
+	ctx := testkit.Context(t)
+	capacity := func(topology map[string]string) (volume.Capacity, error) {
+		return e.Capacity(ctx, volume.CapacityQuery{Topology: topology})
+	}
+	a := testkit.Value(capacity(zoneA))(t)
+	for what, fault := range map[string]spdktest.Fault{
+		"the target does not answer": {Instead: spdktest.Drop},
+		"the bdev cannot be read":    {Method: "bdev_get_bdevs", Error: &spdktest.Error{Code: -32603, Message: "Internal error"}},
+	} {
+		r.targets[1].Inject(fault)
+		_, err := capacity(zoneB)
+		testkit.WantError(t, "the zone, and "+what, err, errs.Unavailable, targetName(1))
+		for _, topology := range []map[string]string{nil, zoneA} {
+			if got := testkit.Value(capacity(topology))(t); got != a {
+				t.Errorf("%s: capacity of %v is %+v, want that of the other target, %+v", what, topology, got, a)
+			}
+		}
+		if got := testkit.Value(capacity(zoneC))(t); got.Available != 0 {
+			t.Errorf("%s: a zone without a target has %+v", what, got)
+		}
+		r.targets[1].Clear()
+	}
+	full := withParameters("full", volume.Source{}, keyThin, "false", keyTarget, targetName(0))
+	full.Size.Required = a.Available
+	testkit.Value(e.Create(ctx, full))(t)
+	r.targets[1].Inject(spdktest.Fault{Instead: spdktest.Drop})
+	_, err := capacity(nil)
+	testkit.WantError(t, "one target is full, and the other does not answer", err, errs.Unavailable, targetName(1))
 }
