@@ -207,6 +207,16 @@ func (m *Mounts) Mounted(ctx context.Context, name string, spec plan.MountSpec) 
 	return m.isMounted(ctx, target, src)
 }
 
+// MountedAny reports whether anything is mounted at Path(name).
+func (m *Mounts) MountedAny(ctx context.Context, name string) (bool, error) {
+	target, err := m.target(name)
+	if err != nil {
+		return false, err
+	}
+	_, mounted, err := mount.At(ctx, target)
+	return mounted, err
+}
+
 func (m *Mounts) isMounted(ctx context.Context, target string, src source) (bool, error) {
 	e, mounted, err := mount.At(ctx, target)
 	if err != nil || !mounted {

@@ -10,7 +10,7 @@ import (
 
 // Find completes the objects of a device known by name: it reads the last one,
 // the device itself, from the process. It returns nothing if there is no such
-// device.
+// device, and no mount for it.
 func (m *Manager) Find(ctx context.Context, named []plan.Object) ([]plan.Object, error) {
 	if len(named) == 0 {
 		return nil, nil
@@ -21,9 +21,7 @@ func (m *Manager) Find(ctx context.Context, named []plan.Object) ([]plan.Object,
 	case plan.Controller:
 		err = m.findController(ctx, o)
 	case plan.AIOFsdev:
-		if _, err = m.config.RPC.Fsdev(ctx, o.Name); errors.Is(err, spdk.UnknownMethod) {
-			err = nil // its removal can be tried anyway
-		}
+		err = m.findFsdev(ctx, o)
 	default:
 		err = m.findBdev(ctx, o)
 	}
@@ -31,6 +29,38 @@ func (m *Manager) Find(ctx context.Context, named []plan.Object) ([]plan.Object,
 		return nil, nil
 	}
 	return named, err
+}
+
+// findFsdev also finds a device whose mount is left, as after a restart of the
+// process.
+func (m *Manager) findFsdev(ctx context.Context, o *plan.Object) error {
+	_, err := m.config.RPC.Fsdev(ctx, o.Name)
+	if errors.Is(err, spdk.UnknownMethod) {
+		methods, err := m.methods(ctx)
+		if err != nil || methods.Has("fsdev_aio_delete") {
+			return err // its removal can be tried anyway
+		}
+	} else if !errors.Is(err, spdk.NotFound) {
+		return err
+	}
+	if m.config.Mounts != nil {
+		if any, err := m.config.Mounts.MountedAny(ctx, o.Fsdev.Mount); any || err != nil {
+			return err
+		}
+	}
+	return spdk.NotFound
+}
+
+// Controllers returns the names of all NVMe controllers of the process.
+func (m *Manager) Controllers(ctx context.Context) (names []string, err error) {
+	all, err := m.config.RPC.NVMeControllers(ctx)
+	for _, c := range all {
+		names = append(names, c.Name)
+	}
+	if errors.Is(err, spdk.UnknownMethod) {
+		_, err = m.methods(ctx)
+	}
+	return names, err
 }
 
 func (m *Manager) findController(ctx context.Context, o *plan.Object) error {

@@ -99,4 +99,8 @@ func (d directories) Mounted(_ context.Context, name string, _ plan.MountSpec) (
 	return err == nil, nil
 }
 
+func (d directories) MountedAny(ctx context.Context, name string) (bool, error) {
+	return d.Mounted(ctx, name, plan.MountSpec{})
+}
+
 func (d directories) Unmount(_ context.Context, name string) error { return os.Remove(d.Path(name)) }

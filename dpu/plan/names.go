@@ -48,6 +48,12 @@ func (s Settings) Named(volumeID, device string) []Object {
 	return nil
 }
 
+// Names returns the names that a device of a volume can have, except those that
+// depend on a controller.
+func (s Settings) Names(volumeID string) []string {
+	return []string{aioName(s.Plugin, volumeID), rbdName(s.Plugin, volumeID), fsdevName(s.Plugin, volumeID)}
+}
+
 // SampleController is the controller that NVIDIA's sample plugin attaches for a
 // volume.
 func SampleController(volumeID string) string { return "nvme_" + volumeID }

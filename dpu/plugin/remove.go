@@ -51,7 +51,7 @@ func (p *Plugin) delete(ctx context.Context, r request.Device) error {
 		return nil
 	}
 	if d.Phase == table.Ready {
-		if err := p.checkHidden(ctx, d); err != nil {
+		if err := p.checkHidden(ctx, d.Objects[len(d.Objects)-1].Kind, request.Device{Volume: d.Volume, Name: d.Name}); err != nil {
 			return err
 		}
 		// A smaller record fits on a full disk.
@@ -69,13 +69,14 @@ func (p *Plugin) delete(ctx context.Context, r request.Device) error {
 	return nil
 }
 
-func (p *Plugin) checkHidden(ctx context.Context, d table.Device) error {
-	where, err := p.objects.Exposed(ctx, d.Objects[len(d.Objects)-1].Kind, d.Name)
+// checkHidden refuses a device that a host can still see.
+func (p *Plugin) checkHidden(ctx context.Context, kind plan.Kind, r request.Device) error {
+	where, err := p.objects.Exposed(ctx, kind, r.Name)
 	if err != nil {
-		return fmt.Errorf("volume %s: check whether a host can see the device: %w", d.Volume, err)
+		return fmt.Errorf("volume %s: check whether a host can see the device: %w", r.Volume, err)
 	}
 	if where != "" {
-		return errs.Errorf(errs.Precondition, "volume %s: device %s is still exposed to the host as %s: remove the exposure first (the node driver does this if GetSNAPProvider returns a name; manually: snap_rpc.py of SNAP)", d.Volume, d.Name, where)
+		return errs.Errorf(errs.Precondition, "volume %s: device %s is still exposed to the host as %s: remove the exposure first (the node driver does this if GetSNAPProvider returns a name; manually: snap_rpc.py of SNAP)", r.Volume, r.Name, where)
 	}
 	return nil
 }
@@ -167,14 +168,57 @@ func (p *Plugin) removeObject(ctx context.Context, o table.Object, process strin
 	return forgettable, pending
 }
 
-// deleteUnrecorded removes a device that is not on record, if SNAP has it under
-// a name that this plugin or NVIDIA's sample plugin assigns. Shared objects are
-// removed with the last volume that uses them.
+// deleteUnrecorded removes the device of a volume that is not on record, if SNAP has
+// it under a name that this plugin or NVIDIA's sample plugin assigns. Without a name
+// it looks up those that depend on the volume. Another name is that of a device that
+// this plugin would not remove, but a host must not see.
 func (p *Plugin) deleteUnrecorded(ctx context.Context, r request.Device) error {
+	if r.Name == "" {
+		for _, name := range p.config.Settings.Names(r.Volume) {
+			if err := p.deleteNamed(ctx, request.Device{Volume: r.Volume, Name: name}); err != nil {
+				return err
+			}
+		}
+		return p.checkControllers(ctx, r.Volume)
+	}
 	sameName := func(d table.Device) bool { return d.Name == r.Name }
-	if others, _ := p.table.List("", 1, sameName); len(others) > 0 || r.Name == "" {
+	if others, _ := p.table.List("", 1, sameName); len(others) > 0 {
 		return nil
 	}
+	for _, kind := range []plan.Kind{plan.Controller, plan.AIOFsdev} {
+		if err := p.checkHidden(ctx, kind, r); err != nil {
+			return err
+		}
+	}
+	return p.deleteNamed(ctx, r)
+}
+
+// checkControllers refuses a controller of NVIDIA's sample plugin for the volume that
+// no device on record uses. The names of this plugin's controllers do not depend on
+// the volume, and one without a record can belong to another plugin of this kind.
+func (p *Plugin) checkControllers(ctx context.Context, volumeID string) error {
+	names, err := p.objects.Controllers(ctx)
+	if err != nil {
+		return fmt.Errorf("volume %s: look for its controller in SNAP: %w", volumeID, err)
+	}
+	if sample := plan.SampleController(volumeID); slices.Contains(names, sample) {
+		if _, used := p.foreign(sample); !used {
+			return errs.Errorf(errs.Precondition, "volume %s has no record, and SNAP has controller %s, which NVIDIA's sample plugin attaches for this volume: detach it with bdev_nvme_detach_controller, or call DeleteDevice with the name of its bdev", volumeID, sample)
+		}
+	}
+	names = slices.DeleteFunc(names, func(name string) bool {
+		_, known := p.table.Object(plan.ID{Kind: plan.Controller, Name: name})
+		return known || !plan.IsController(name)
+	})
+	if len(names) > 0 {
+		p.log.WarnContext(ctx, "unrecorded controllers stay, one can be of a device deleted without a name", "volume", volumeID, "controllers", names)
+	}
+	return nil
+}
+
+// deleteNamed removes a device by its name. Shared objects are removed with the last
+// volume that uses them.
+func (p *Plugin) deleteNamed(ctx context.Context, r request.Device) error {
 	planned, err := p.objects.Find(ctx, p.config.Settings.Named(r.Volume, r.Name))
 	if err != nil {
 		return fmt.Errorf("volume %s: look up device %s, which is not on record, in SNAP: %w", r.Volume, r.Name, err)
@@ -191,7 +235,7 @@ func (p *Plugin) deleteUnrecorded(ctx context.Context, r request.Device) error {
 	if err != nil {
 		return err
 	}
-	if err := p.checkHidden(ctx, d); err != nil {
+	if err := p.checkHidden(ctx, planned[len(planned)-1].Kind, r); err != nil {
 		return err
 	}
 	if used, err := p.inherit(ctx, r.Volume, planned); used || err != nil {
@@ -216,13 +260,22 @@ func (p *Plugin) inherit(ctx context.Context, volumeID string, planned []plan.Ob
 	if name != plan.SampleController(volumeID) {
 		return false, nil
 	}
-	for _, o := range p.table.Objects() {
-		if o.ForeignName == name && len(p.table.Users(o.ID)) > 0 {
-			o.Foreign = false
-			return true, p.table.PutObject(ctx, o)
-		}
+	o, used := p.foreign(name)
+	if !used {
+		return false, nil
 	}
-	return false, nil
+	o.Foreign = false
+	return true, p.table.PutObject(ctx, o)
+}
+
+// foreign returns the record of another program's controller that a device uses.
+func (p *Plugin) foreign(name string) (o table.Object, used bool) {
+	all := p.table.Objects()
+	i := slices.IndexFunc(all, func(o table.Object) bool { return o.ForeignName == name && len(p.table.Users(o.ID)) > 0 })
+	if i < 0 {
+		return table.Object{}, false
+	}
+	return all[i], true
 }
 
 // removal returns the records of a device to remove and of its objects.

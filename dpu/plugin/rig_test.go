@@ -323,6 +323,10 @@ func (d *directories) Mounted(_ context.Context, name string, _ plan.MountSpec) 
 	return ok, nil
 }
 
+func (d *directories) MountedAny(ctx context.Context, name string) (bool, error) {
+	return d.Mounted(ctx, name, plan.MountSpec{})
+}
+
 func (d *directories) Unmount(_ context.Context, name string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -23,7 +23,7 @@ func (r *rig) lose() {
 }
 
 // Unrecorded devices are deleted by name if they belong to the volume and are
-// not exposed.
+// not exposed; without a name if that depends on the volume.
 func TestDeleteWithoutRecord(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, spdktest.Config{Flavour: spdktest.Fork, SNAP: true}, nil)
@@ -35,13 +35,48 @@ func TestDeleteWithoutRecord(t *testing.T) {
 		r.lose()
 		if q.Volume != "a" { // a controller's name does not depend on the volume
 			r.delete("another", name)
-			r.delete(q.Volume, "")
+			r.delete("another", "")
 			r.delete(q.Volume, "never")
 			r.has(q.Volume, r.create(q))
+			r.lose()
+			r.delete(q.Volume, "")
+			r.empty()
+			r.create(q)
 			r.lose()
 		}
 		r.delete(q.Volume, name)
 		r.empty()
+	}
+}
+
+// A restart of SNAP leaves the mount of a file system device.
+func TestDeleteWithoutRecordAfterARestartOfSNAP(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, spdktest.Config{Flavour: spdktest.Fork, SNAP: true}, nil)
+	q := nfs("v")
+	for _, isNamed := range []bool{true, false} {
+		name := r.create(q)
+		r.lose()
+		testkit.Must(t, r.snap.Restart())
+		if !isNamed {
+			name = ""
+		}
+		r.delete("v", name)
+		if left := r.mounts.names(); len(left) > 0 {
+			t.Errorf("DeleteDevice(v, %q) is OK, and %q are mounted", name, left)
+		}
+		r.empty()
+	}
+}
+
+// Whether a device exists is not known while SNAP is away.
+func TestDeleteWithoutRecordWhileSNAPIsAway(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, spdktest.Config{SNAP: true}, nil)
+	testkit.Must(t, r.snap.Close())
+	for _, name := range []string{"", "nvme_othern1"} {
+		err := r.plugin.Delete(t.Context(), request.Device{Volume: "v", Name: name})
+		testkit.WantError(t, "DeleteDevice of "+name, err, errs.Unavailable, "volume v")
 	}
 }
 
@@ -135,6 +170,8 @@ func TestDeviceOfTheSampleWithoutRecord(t *testing.T) {
 	r.delete("w", "nvme_vn2")
 	r.empty()
 	r.sample("v", one)
+	err := r.plugin.Delete(t.Context(), request.Device{Volume: "v"})
+	testkit.WantError(t, "DeleteDevice without a name", err, errs.Precondition, "nvme_v", "bdev_nvme_detach_controller")
 	r.delete("v", "nvme_vn1")
 	r.empty()
 }
@@ -147,6 +184,14 @@ func TestDeviceOfTheSampleOfAnother(t *testing.T) {
 	r.sample("other", one)
 	r.create(nvme("v", one))
 	r.delete("v", "")
+	r.create(nvme("v", one))
+	r.lose()
+	const emulated = "nqn.2022-10.io.nvda.nvme:dpf-v"
+	ask[any](r, "nvme_subsystem_create", map[string]any{"nqn": emulated})
+	ask[any](r, "nvme_namespace_create", map[string]any{"bdev_type": "spdk", "nqn": emulated, "nsid": 1, "uuid": uuidOf(one, 1), "bdev_name": "nvme_othern1"})
+	err := r.plugin.Delete(t.Context(), request.Device{Volume: "v", Name: "nvme_othern1"})
+	testkit.WantError(t, "DeleteDevice of what a host sees", err, errs.Precondition, emulated)
+	ask[any](r, "nvme_namespace_destroy", map[string]any{"nqn": emulated, "nsid": 1})
 	r.delete("v", "nvme_othern1")
 	if got := r.controllers(); !slices.Equal(got, []string{"nvme_other"}) {
 		t.Errorf("controllers %q", got)
