@@ -16,23 +16,30 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// handler accepts every plugin and records its calls.
+// handler accepts every plugin, until refuses is called, and records its calls.
 type handler struct {
-	mu    sync.Mutex
-	calls []string
+	mu      sync.Mutex
+	refusal error
+	calls   []string
 }
 
 func (h *handler) record(call string, p watch.Plugin) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.calls = append(h.calls, call+" "+p.Name+" "+p.Endpoint)
-	return nil
+	return h.refusal
 }
 
 func (h *handler) Validate(context.Context, watch.Plugin) error     { return nil }
 func (h *handler) Register(_ context.Context, p watch.Plugin) error { return h.record("register", p) }
 func (h *handler) DeRegister(_ context.Context, p watch.Plugin) error {
 	return h.record("deregister", p)
+}
+
+func (h *handler) refuses(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.refusal = err
 }
 
 func (h *handler) said() []string {
