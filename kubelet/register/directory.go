@@ -15,9 +15,14 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/cleatproject/cleat/internal/rpcdial"
+	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
 // Directory registers several plugins, such as a device plugin's resources,
@@ -137,41 +142,48 @@ func (d *Directory) Close(ctx context.Context) error {
 	return all
 }
 
-// getInfoTimeout is the kubelet's.
-const getInfoTimeout = time.Second
+// getInfoTimeout is longer than the kubelet's 1 s: a kubelet keeps a plugin that has
+// become slow.
+const getInfoTimeout = 3 * time.Second
 
 // checkOthers fails if a live socket registers the same plugin, as the upstream
-// SR-IOV device plugin can. A kubelet knows plugins by name: the second would
-// replace the first, and the end of either deregister the other.
+// SR-IOV device plugin can, and while a process does not answer whether it does. A
+// kubelet knows plugins by name: the second would replace the first, and the end of
+// either deregister the other.
 func (d *Directory) checkOthers(ctx context.Context, p Plugin) error {
 	entries, err := os.ReadDir(d.dir)
 	if err != nil {
 		return fmt.Errorf("look for other plugins: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, getInfoTimeout)
-	defer cancel()
-	var all sync.WaitGroup
-	found := make([]bool, len(entries))
-	for n, e := range entries {
+	var all errgroup.Group
+	for _, e := range entries {
 		if e.Type()&fs.ModeSocket != 0 && !strings.HasPrefix(e.Name(), ".") {
-			all.Go(func() { found[n] = registersFor(ctx, filepath.Join(d.dir, e.Name()), p) })
+			all.Go(func() error { return checkOther(ctx, filepath.Join(d.dir, e.Name()), p) })
 		}
 	}
-	all.Wait()
-	for n, yes := range found {
-		if yes {
-			return fmt.Errorf("another device plugin is registered for %s with the socket %s; this one registers once the other is stopped", p.Name, filepath.Join(d.dir, entries[n].Name()))
-		}
-	}
-	return nil
+	return all.Wait()
 }
 
-func registersFor(ctx context.Context, socket string, p Plugin) bool {
+func checkOther(ctx context.Context, socket string, p Plugin) error {
+	info, err := getInfo(ctx, socket)
+	switch {
+	case err == nil && info.GetType() == p.Type && info.GetName() == p.Name:
+		return fmt.Errorf("another device plugin is registered for %s with the socket %s; this one registers once the other is stopped", p.Name, socket)
+	case err == nil, status.Code(err) == codes.Unimplemented, errors.Is(err, unix.EPROTOTYPE):
+		return nil // of another plugin, or of none
+	case unixsock.CheckDead(ctx, socket) == nil:
+		return nil // also if its process ended during the call
+	}
+	return fmt.Errorf("it is not known whether another device plugin is registered for %s: the socket %s does not answer GetInfo (%w); this one registers once it answers, or its process is stopped", p.Name, socket, err)
+}
+
+func getInfo(ctx context.Context, socket string) (*registration.PluginInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, getInfoTimeout)
+	defer cancel()
 	conn, err := rpcdial.Connect(ctx, socket)
 	if err != nil {
-		return false
+		return nil, err
 	}
 	defer conn.Close()
-	info, err := registration.NewRegistrationClient(conn).GetInfo(ctx, &registration.InfoRequest{})
-	return err == nil && info.GetType() == p.Type && info.GetName() == p.Name
+	return registration.NewRegistrationClient(conn).GetInfo(ctx, &registration.InfoRequest{})
 }

@@ -11,7 +11,10 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/cleatproject/cleat/kubelet/watch"
@@ -232,4 +235,56 @@ func TestDirectoryYieldsToOtherPlugin(t *testing.T) {
 	testkit.Must(t, r.register("example.com/b"))
 	stop()
 	testkit.Must(t, r.register("example.com/a"))
+}
+
+// While a live process does not answer GetInfo, it is not known whether it registers the
+// plugin, and a second registration would replace that one.
+func TestDirectoryWaitsForAnswers(t *testing.T) {
+	for name, c := range map[string]struct {
+		serve func(r *directoryRig, file string) (stop func())
+		why   string
+	}{
+		"hangs": {func(r *directoryRig, file string) func() {
+			l := testkit.Listen(t, filepath.Join(r.dir, file))
+			return func() { testkit.Must(t, l.Close()) }
+		}, "DeadlineExceeded"},
+		"hangs, with a full queue": {func(r *directoryRig, file string) func() {
+			fd := testkit.Value(unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))(r.t)
+			path := filepath.Join(r.dir, file)
+			testkit.Must(r.t, unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, 0))
+			c := testkit.Value(net.Dial("unix", path))(r.t)
+			return func() { testkit.Must(r.t, unix.Close(fd), c.Close()) }
+		}, "resource temporarily unavailable"},
+		"hangs up": {func(r *directoryRig, file string) func() {
+			l := testkit.Listen(t, filepath.Join(r.dir, file))
+			go func() {
+				for {
+					c, err := l.Accept()
+					if err != nil {
+						return
+					}
+					_ = c.Close()
+				}
+			}()
+			return func() { testkit.Must(t, l.Close()) }
+		}, "Unavailable"},
+		"fails": {func(r *directoryRig, file string) func() {
+			return r.serve(file, otherPlugin{err: status.Error(codes.Internal, "it is not ready")})
+		}, "it is not ready"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newDirectoryRig(t)
+			r.watch()
+			socket := filepath.Join(r.dir, "other.sock")
+			stop := c.serve(r, "other.sock")
+			defer os.Remove(socket)
+			testkit.WantError(t, "without an answer", r.register("example.com/a"), nil, "not known", "example.com/a", socket, c.why)
+			if got := r.handler.said(); r.hasSocket("example.com/a") || len(got) > 0 {
+				t.Errorf("it registered: %v", got)
+			}
+			stop() // the socket of a hanging process is left
+			testkit.Must(t, r.register("example.com/a"))
+		})
+	}
 }
