@@ -275,6 +275,27 @@ func TestReusedInode(t *testing.T) {
 	}
 }
 
+// A file that is replaced while it is opened is not missing.
+func TestInspectDuringReplacement(t *testing.T) {
+	p := newPool(t)
+	v := p.volume("v")
+	p.volume("new")
+	testkit.Go(t, func(ctx context.Context) error {
+		var err error
+		for err == nil && ctx.Err() == nil {
+			err = unix.Renameat2(unix.AT_FDCWD, p.path("new"), unix.AT_FDCWD, p.path("v"), unix.RENAME_EXCHANGE)
+		}
+		return err
+	})
+	testkit.Eventually(t, "a replacement between two calls", func() bool {
+		view, err := p.Inspect(t.Context(), v)
+		if err == nil && view.Presence != node.Present {
+			t.Fatalf("Inspect: %+v", view)
+		}
+		return errors.Is(err, errs.Busy)
+	})
+}
+
 // While the pool cannot be read it is not known whose file has the inode.
 func TestReusedInodeOfUnreadablePool(t *testing.T) {
 	p := newPool(t)

@@ -47,7 +47,7 @@ func (a *Attacher) inspectFile(locator access.Access) (node.Info, *loop.Backing,
 		return node.Info{Presence: node.Foreign, Problem: err}, nil, nil
 	case errors.Is(err, errNoPool), errors.Is(err, errs.Unavailable):
 		return node.Info{Presence: node.Unreachable, Problem: err}, nil, nil
-	case errors.Is(err, errs.Unsupported):
+	case errors.Is(err, errs.Unsupported), errors.Is(err, errs.Busy): // of another protocol, or not known
 		return node.Info{}, nil, err
 	case err != nil:
 		return node.Info{Presence: node.Missing, Problem: err}, nil, nil
