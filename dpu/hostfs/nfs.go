@@ -141,7 +141,7 @@ type nfsMount struct {
 }
 
 func (o nfsMount) execute(ctx context.Context, target string, say func(string)) error {
-	hasStatd := func() bool { return statdRuns(ctx) }
+	hasStatd := func() (bool, error) { return statdRuns(ctx, portmapAddr) }
 	return o.try(func(addr netip.Addr, version string) error {
 		if err := checkLocks(version, o.Options, hasStatd); err != nil {
 			return err

@@ -110,7 +110,7 @@ func versionsOf(word string) []string {
 // checkLocks refuses version 3 without rpc.statd, which locks need. Local locks
 // would let two machines hold one lock, so nolock must be explicit, as for
 // mount.nfs.
-func checkLocks(version string, options []string, hasStatd func() bool) error {
+func checkLocks(version string, options []string, hasStatd func() (bool, error)) error {
 	if version != "3" {
 		return nil
 	}
@@ -120,7 +120,11 @@ func checkLocks(version string, options []string, hasStatd func() bool) error {
 			return nil
 		}
 	}
-	if !hasStatd() {
+	runs, err := hasStatd()
+	switch {
+	case err != nil: // not wrapped: it is not an error of the server
+		return errs.Errorf(errs.Unavailable, "NFS version 3 locks need rpc.statd, and it is not known whether it runs on this machine: the port mapper at %s does not answer (%v)", portmapAddr, err)
+	case !runs:
 		return errs.Errorf(errs.Precondition, "NFS version 3 locks need rpc.statd, which does not run on this machine: use NFS version 4, or add nolock to mountoptions if no other machine locks files of this export")
 	}
 	return nil

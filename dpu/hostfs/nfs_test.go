@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -164,9 +166,55 @@ func TestLocks(t *testing.T) {
 		{"4.2", nil, false, true}, {"3", nil, true, true}, {"3", nil, false, false}, {"3", []string{"hard"}, false, false}, {"3", []string{"nolock"}, false, true},
 		{"3", []string{"lock"}, false, true}, {"3", []string{"local_lock=all"}, false, true}, {"3", []string{"local_lock=flock"}, false, false},
 	} {
-		if err := checkLocks(c.version, c.options, func() bool { return c.statd }); (err == nil) != c.ok {
+		if err := checkLocks(c.version, c.options, func() (bool, error) { return c.statd, nil }); (err == nil) != c.ok {
 			t.Errorf("%+v: %v", c, err)
 		}
+	}
+	err := checkLocks("3", nil, func() (bool, error) { return false, unix.ECONNREFUSED })
+	testkit.WantError(t, "not known", nfs{}.explain(err), errs.Unavailable, "not known", "rpc.statd", "port mapper")
+	if isUnreachable(err) {
+		t.Errorf("it is an error of the NFS server: %v", err)
+	}
+}
+
+// A port mapper that does not answer is no answer.
+func TestStatdRuns(t *testing.T) {
+	reply := func(port byte) []byte { return append(make([]byte, 27), port) }
+	for name, c := range map[string]struct {
+		answer        []byte
+		closed        bool
+		runs, unknown bool
+	}{
+		"runs":               {answer: reply(99), runs: true},
+		"is not there":       {answer: reply(0)},
+		"no port mapper":     {closed: true},
+		"it does not answer": {unknown: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mapper := testkit.Value(net.ListenPacket("udp", "127.0.0.1:0"))(t)
+			defer mapper.Close()
+			if c.closed {
+				testkit.Must(t, mapper.Close())
+			}
+			ctx, cancel := testkit.Context(t), context.CancelFunc(func() {})
+			if c.unknown {
+				ctx, cancel = context.WithTimeout(ctx, 20*time.Millisecond)
+			}
+			defer cancel()
+			if c.answer != nil {
+				testkit.Go(t, func(context.Context) error {
+					query := make([]byte, 512)
+					_, from, err := mapper.ReadFrom(query)
+					copy(c.answer[:4], query[:4]) // its id
+					c.answer[7] = 1               // a reply
+					return errors.Join(err, testkit.Err(mapper.WriteTo(c.answer, from)))
+				})
+			}
+			runs, err := statdRuns(ctx, mapper.LocalAddr().String())
+			if runs != c.runs || (err != nil) != c.unknown {
+				t.Errorf("got %v, %v", runs, err)
+			}
+		})
 	}
 }
 

@@ -3,8 +3,11 @@ package hostfs
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"net"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // ONC RPC query to the port mapper (RFC 5531, RFC 1833).
@@ -22,26 +25,29 @@ const (
 )
 
 // statdRuns queries the port mapper for rpc.statd, which lockd notifies of
-// every lock.
-func statdRuns(ctx context.Context) bool {
+// every lock. An error: that is not known.
+func statdRuns(ctx context.Context, portMapper string) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, statdBound)
 	defer cancel()
-	conn, err := new(net.Dialer).DialContext(ctx, "udp", portmapAddr)
+	conn, err := new(net.Dialer).DialContext(ctx, "udp", portMapper)
 	if err != nil {
-		return false
+		return false, err
 	}
 	defer conn.Close()
 	deadline, _ := ctx.Deadline()
-	if conn.SetDeadline(deadline) != nil {
-		return false
+	if err := conn.SetDeadline(deadline); err != nil {
+		return false, err
 	}
 	const id = 1 // a connected socket receives from its peer only
 	if _, err := conn.Write(statdRequest(id)); err != nil {
-		return false
+		return false, err
 	}
 	buffer := make([]byte, 512)
 	n, err := conn.Read(buffer)
-	return err == nil && hasPort(buffer[:n], id)
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return false, nil // no port mapper runs
+	}
+	return err == nil && hasPort(buffer[:n], id), err
 }
 
 // statdRequest encodes a PMAPPROC_GETPORT call without credentials.
