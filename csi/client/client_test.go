@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -291,6 +292,33 @@ func TestListMergesNotesAndDriver(t *testing.T) {
 		t.Errorf("deleting what the driver has lost: %v", err)
 	}
 	wantKind(t, d.Delete(t.Context(), "missing"), errs.NotFound, "missing")
+}
+
+// What another command did before the lock counts, also if it cannot be read: here it
+// attached the volume, and a newer release wrote a record.
+func TestUnreadableAfterLock(t *testing.T) {
+	o := newOther()
+	o.controller = append(o.controller, csi.ControllerServiceCapability_RPC_GET_VOLUME)
+	d, config := start(t, o)
+	elsewhere := dial(t, client.Config{Endpoint: config.Endpoint, StateDir: t.TempDir()})
+	v := testkit.Value(elsewhere.Create(t.Context(), sized("v")))(t)
+	other, target := dial(t, config), filepath.Join(t.TempDir(), "v")
+	newer := filepath.Join(config.StateDir, "volumes", "newer.json")
+	var begun atomic.Bool
+	o.before = func(method string) error {
+		if method != "ControllerGetVolume" || begun.Swap(true) {
+			return nil
+		}
+		return errors.Join(
+			testkit.Err(other.Attach(t.Context(), client.AttachRequest{Volume: v.ID, Target: target})),
+			os.MkdirAll(filepath.Dir(newer), 0o700), os.WriteFile(newer, []byte(`{"version":99}`), 0o600))
+	}
+	testkit.WantError(t, "Delete", d.Delete(t.Context(), v.ID), nil, "written by a newer cleat")
+	if calls := o.made("DeleteVolume"); len(calls) > 0 {
+		t.Errorf("the driver was called for a volume that is attached: %v", calls)
+	}
+	testkit.Must(t, os.Remove(newer))
+	wantKind(t, d.Delete(t.Context(), v.ID), errs.Precondition, "attached at "+target)
 }
 
 // A volume of pods is listed with their paths, from the kubelet's records and

@@ -75,8 +75,8 @@ func locked[N objectRecord](ctx context.Context, d *Driver, find func(ctx contex
 		return err
 	}
 	defer unlock()
-	if now, err := find(ctx, ref); err == nil {
-		n = now // changed before the lock
+	if n, err = find(ctx, ref); err != nil { // it can have changed before the lock
+		return err
 	}
 	return fn(n)
 }
