@@ -140,7 +140,7 @@ unstages it. A volume in use is refused; nothing is forced.`,
 				return nil, nil, err
 			}
 			v, err := d.Show(ctx, name)
-			if errors.Is(err, errs.NotFound) { // a static volume, of which only the attachment was known
+			if errors.Is(err, errs.NotFound) || errors.Is(err, errs.Unsupported) { // a static volume, of which only the attachment was known
 				v, err = client.Volume{Object: client.Object{ID: name, Name: name, Driver: d.Info().Name, State: client.StateForeign}}, nil
 			}
 			text := cli.Textf("volume %s is detached", v.Name)

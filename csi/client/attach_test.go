@@ -217,7 +217,7 @@ func TestStaticVolume(t *testing.T) {
 	d, config := start(t, o)
 	ctx, target := t.Context(), filepath.Join(t.TempDir(), "disk")
 	_, err := d.Attach(ctx, client.AttachRequest{Volume: "disk", Target: target})
-	wantKind(t, err, errs.NotFound, "disk")
+	wantKind(t, err, errs.Unsupported, "disk", "not known")
 	req := client.AttachRequest{Volume: "disk", Target: target, Context: map[string]string{"context": "disk"}}
 	for range 2 {
 		v := testkit.Value(d.Attach(ctx, req))(t)
@@ -240,5 +240,5 @@ func TestStaticVolume(t *testing.T) {
 	if diff := cmp.Diff(want, o.made(attachSteps()...)); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
-	wantKind(t, d.Detach(ctx, "disk", ""), errs.NotFound, "disk")
+	wantKind(t, d.Detach(ctx, "disk", ""), errs.Unsupported, "disk", "not known")
 }

@@ -141,11 +141,15 @@ func (d *Driver) foreignNamed(ctx context.Context, name string) (*volumeRecord, 
 	return found, nil
 }
 
+// errNoLookup is in the errors of objects that have no record, of a driver that does
+// not report whether it has them.
+var errNoLookup = errors.New("cannot look it up")
+
 func (d *Driver) notFound(err error, kind, ref, calls string) error {
 	switch {
 	case errors.Is(err, errs.Unsupported):
-		return errs.Errorf(errs.NotFound, "%s has no %s with the name or id %q, and driver %s cannot look it up: it announces neither %s",
-			d.config.StateDir, kind, ref, d.info.Name, calls)
+		return errs.Errorf(errs.Unsupported, "%s has no %s with the name or id %q, and driver %s %w: it announces neither %s, so it is not known whether the %s exists",
+			d.config.StateDir, kind, ref, d.info.Name, errNoLookup, calls, kind)
 	case errors.Is(err, errs.NotFound), errors.Is(err, errs.Invalid):
 		return errs.Errorf(errs.NotFound, "driver %s has no %s with the name or id %q", d.info.Name, kind, ref)
 	}

@@ -65,7 +65,7 @@ func (d *Driver) CreateSnapshot(ctx context.Context, name, source string, parame
 	switch {
 	case err == nil:
 		n.Source, n.Capability = v.ID, v.Capability
-	case errors.Is(err, errs.NotFound): // an existing snapshot does not need its volume
+	case errors.Is(err, errs.NotFound), errors.Is(err, errNoLookup): // an existing snapshot does not need its volume
 		old, known, readErr := stored(d.state, n)
 		if readErr != nil || !known || source != old.Source {
 			return Snapshot{}, err
@@ -119,8 +119,7 @@ func (d *Driver) awaitReadyToUse(ctx context.Context, n objectRecord, take func(
 	}
 }
 
-// DeleteSnapshot deletes a snapshot. NotFound: neither the driver nor a record
-// has it.
+// DeleteSnapshot deletes a snapshot. NotFound and Unsupported are as for Delete.
 func (d *Driver) DeleteSnapshot(ctx context.Context, ref string) error {
 	if err := d.need("delete snapshots", csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT); err != nil {
 		return err

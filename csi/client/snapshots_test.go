@@ -92,11 +92,11 @@ func TestCopiesAreUsedAsTheirSource(t *testing.T) {
 	other := sized("another")
 	other.FromSnapshot = "s"
 	_, err = d.Create(ctx, other)
-	wantKind(t, err, errs.NotFound, "s", "GET_SNAPSHOT", "LIST_SNAPSHOTS")
+	wantKind(t, err, errs.Unsupported, "s", "GET_SNAPSHOT", "LIST_SNAPSHOTS")
 	other.FromVolume = "v"
 	_, err = d.Create(ctx, other)
 	wantKind(t, err, errs.Invalid)
-	wantKind(t, d.DeleteSnapshot(ctx, "s"), errs.NotFound)
+	wantKind(t, d.DeleteSnapshot(ctx, "s"), errs.Unsupported, "not known")
 }
 
 // A group is known by its record, found after an interrupted call, and deleted

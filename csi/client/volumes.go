@@ -124,7 +124,7 @@ func (d *Driver) planCreate(ctx context.Context, req CreateRequest) (*volumeReco
 	size, err := d.source(ctx, req, n)
 	old, known, readErr := stored(d.state, n)
 	isRepeat := readErr == nil && known && old.SourceRef == n.SourceRef
-	if isRepeat && errors.Is(err, errs.NotFound) { // an existing copy does not need its source
+	if isRepeat && (errors.Is(err, errs.NotFound) || errors.Is(err, errNoLookup)) { // an existing copy does not need its source
 		n.Source, n.Capability, err = old.Source, old.Capability, nil
 	}
 	if err != nil {
@@ -192,7 +192,8 @@ func (d *Driver) createVolume(ctx context.Context, n *volumeRecord) error {
 	return nil
 }
 
-// Delete deletes a volume. NotFound: neither the driver nor a record has it. A
+// Delete deletes a volume. NotFound: neither the driver nor a record has it.
+// Unsupported: no record has it, and the driver does not report whether it does. A
 // repeat of an interrupted Delete succeeds.
 func (d *Driver) Delete(ctx context.Context, ref string) error {
 	if err := d.need("delete volumes", csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME); err != nil {
