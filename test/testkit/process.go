@@ -39,10 +39,6 @@ func Start(t testing.TB, cmd *exec.Cmd) *Process {
 	return p
 }
 
-// LazyCollector is a variable for the environment of Go programs of others that a
-// cluster of tests consists of: an API server uses a seventh less processor time.
-const LazyCollector = "GOGC=400"
-
 // Launch is Start for callers that stop the process themselves.
 func Launch(cmd *exec.Cmd) (*Process, error) {
 	p := &Process{Log: &Log{}, cmd: cmd, done: make(chan struct{})}

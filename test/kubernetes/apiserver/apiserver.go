@@ -164,9 +164,7 @@ func tokenOf(account string) string { return strings.ReplaceAll(account, ":", "-
 func (s *Server) path(name string) string { return filepath.Join(s.Dir, name) }
 
 func launch(program string, args ...string) (*testkit.Process, error) {
-	cmd := exec.Command(program, args...)
-	cmd.Env = append(os.Environ(), testkit.LazyCollector)
-	p, err := testkit.Launch(cmd)
+	p, err := testkit.Launch(exec.Command(program, args...))
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", program, err)
 	}

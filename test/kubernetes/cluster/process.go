@@ -9,8 +9,6 @@ import (
 	"slices"
 	"syscall"
 	"time"
-
-	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // Process is a program of the cluster outside of pods.
@@ -27,7 +25,7 @@ type Process struct {
 // cluster's mount namespace.
 func (c *Cluster) Start(name, program string, env []string, args ...string) (*Process, error) {
 	cmd := exec.Command(program, args...)
-	cmd.Env = append(append(os.Environ(), testkit.LazyCollector), env...)
+	cmd.Env = append(os.Environ(), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	return c.start(name, cmd)
 }
