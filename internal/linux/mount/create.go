@@ -37,12 +37,20 @@ func create(ctx context.Context, s Spec) (*Tree, error) {
 	// Others open devices exclusively for a moment: udev, blkid, searches for a
 	// free loop device.
 	var tree *Tree
-	interrupted := 0
+	interrupted, stale := 0, s.FSType == "btrfs"
 	err = retry.For(ctx, mountBound, func() (again bool, err error) {
 		tree, err = createOnce(ctx, s, superblock, attr)
 		if errors.Is(err, unix.EINTR) {
 			interrupted++
 			return interrupted < signalTries, err
+		}
+		// A mount that cannot open its device leaves the device number registered
+		// for its btrfs. Linux 6.7 and later can use that registration for another
+		// btrfs, which has the number later: "superblock fsid doesn't match fsid of
+		// fs_devices". This mount ends the registration.
+		if stale && errors.Is(err, unix.EINVAL) {
+			stale = false
+			return true, err
 		}
 		return errors.Is(err, ErrBusy), err
 	})

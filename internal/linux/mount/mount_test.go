@@ -248,6 +248,24 @@ func TestMountWaitsForAPassingClaim(t *testing.T) {
 	unmountAfter(t, target)
 }
 
+// Failed mounts leave registrations of two file systems, one of them for the
+// device number that the other has later.
+func TestMountOfBtrfsWithAStaleRegistration(t *testing.T) {
+	image, target := newImage(t, "btrfs"), t.TempDir()
+	device, other := newDevice(t, "btrfs"), attach(t, image)
+	for _, d := range []string{device, other} {
+		claim := testkit.Value(os.OpenFile(d, os.O_RDONLY|unix.O_EXCL, 0))(t)
+		wantError(t, Mount(t.Context(), Spec{Source: d, Target: target, FSType: "btrfs"}), ErrBusy)
+		claim.Close()
+	}
+	from, to := testkit.Open(os.Open(image))(t), testkit.Value(os.OpenFile(device, os.O_WRONLY, 0))(t)
+	testkit.Value(io.Copy(to, from))(t)
+	testkit.Must(t, to.Close())
+	for _, d := range []string{device, other} { // the latter ends its registration
+		testkit.Must(t, Mount(t.Context(), Spec{Source: d, Target: target, FSType: "btrfs"}), Unmount(t.Context(), target))
+	}
+}
+
 func remount(t *testing.T, target string, readOnly bool) error {
 	t.Helper()
 	tree, err := Open(t.Context(), target)
