@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // MountImage makes a file system of its own in a sparse file beside dir and
@@ -80,21 +82,21 @@ func Left(ctx context.Context, dir string) []string {
 
 // Sweep unmounts everything below dir and detaches the loop devices on files
 // below it, after tests that kill the driver. Volumes pin their pool and mounts
-// pin volumes, so it repeats until nothing is left or a pass makes no progress.
+// pin volumes, and other tests hold copies of mounts for a moment, so it repeats
+// until nothing is left.
 func Sweep(t testing.TB, dir string) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
-	for before := -1; ; {
+	err := testkit.Poll(testkit.Timeout, nil, func() error {
 		left := Left(ctx, dir)
 		if len(left) == 0 {
-			return
+			return nil
 		}
-		if len(left) == before {
-			t.Errorf("sweep: cannot remove: %q", left)
-			return
-		}
-		before = len(left)
 		sweepOnce(ctx, dir)
+		return fmt.Errorf("sweep: cannot remove: %q", left)
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 

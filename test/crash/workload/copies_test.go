@@ -23,6 +23,8 @@ import (
 // A copy whose call was interrupted by a power loss can be made when the call
 // is repeated, of a source that has lost its unsynced data.
 func TestCopiesInterruptedByPowerLoss(t *testing.T) {
+	ended := make(chan struct{})
+	close(ended)
 	for name, test := range map[string]struct {
 		begin func(w *worker) error
 		made  func(w *worker) contents
@@ -32,7 +34,7 @@ func TestCopiesInterruptedByPowerLoss(t *testing.T) {
 		"clone":    {(*worker).clone, func(w *worker) contents { return w.disks[2].data }},
 	} {
 		for _, power := range []bool{false, true} {
-			w := &worker{rand: rand.New(rand.NewPCG(1, 2)), conn: failOnce(t), patience: 10 * time.Second, calls: map[string]int{}, reflink: true}
+			w := &worker{rand: rand.New(rand.NewPCG(1, 2)), conn: failOnce(t), down: ended, patience: 10 * time.Second, calls: map[string]int{}, reflink: true}
 			for _, id := range []string{"a", "b"} {
 				d := &disk{id: id, staged: true, data: contents{}}
 				d.data.written("file", 7, true)
@@ -53,6 +55,15 @@ func TestCopiesInterruptedByPowerLoss(t *testing.T) {
 				t.Errorf("%s, power loss: %v: possible data (-want +got):\n%s", name, power, diff)
 			}
 		}
+	}
+}
+
+// The kernel can still execute a call of a driver that was killed: the next driver
+// is Unavailable then, and does the same call later.
+func TestUnavailableDriverLives(t *testing.T) {
+	w := &worker{rand: rand.New(rand.NewPCG(1, 2)), conn: failOnce(t), down: make(chan struct{}), patience: 10 * time.Second, calls: map[string]int{}}
+	if err := w.create(); err != nil || len(w.disks) != 1 || w.open != nil {
+		t.Errorf("the call ended with %v; %d volumes, pending: %+v", err, len(w.disks), w.open)
 	}
 }
 

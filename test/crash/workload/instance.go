@@ -67,7 +67,7 @@ func (s *Instance) launch(ctx context.Context, point string) (Driver, error) {
 		return nil, err
 	}
 	for _, w := range s.workers {
-		w.conn = d.Conn()
+		w.conn, w.down = d.Conn(), d.Done()
 	}
 	return d, nil
 }

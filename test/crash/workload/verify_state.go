@@ -118,10 +118,10 @@ func (s *Instance) verifyFiles(seen site.Snapshot) error {
 }
 
 // verifyPool checks that the pool has a file for every volume and snapshot, and
-// no other. It waits for background copies, for a part of a call's timeout, and
+// no other. It waits for background copies, for at most the timeout of a call, and
 // returns the last snapshot.
 func (s *Instance) verifyPool(ctx context.Context) (site.Snapshot, error) {
-	patience := time.NewTimer(s.config.Patience / 4)
+	patience := time.NewTimer(s.config.Patience)
 	defer patience.Stop()
 	for {
 		seen, err := s.machine.Look(ctx)

@@ -24,7 +24,8 @@ type worker struct {
 	rand     *rand.Rand
 	machine  Machine
 	conn     *grpc.ClientConn
-	patience time.Duration // timeout of a call
+	down     <-chan struct{} // closed when the driver of conn is down
+	patience time.Duration   // timeout of a call
 	serial   int
 
 	disks     []*disk
@@ -84,7 +85,8 @@ func (w *worker) settle() (done bool, err error) {
 }
 
 // call makes one call. A lost answer leaves a pending call; a refusal is an
-// error of the test.
+// error of the test, unless the driver asks for a repeat: it is Unavailable while
+// the kernel has not finished a call of the driver before.
 func (w *worker) call(d *pendingCall, method string, fn func(ctx context.Context) error, apply func()) error {
 	var attempt func() error
 	attempt = func() error {
@@ -99,6 +101,9 @@ func (w *worker) call(d *pendingCall, method string, fn func(ctx context.Context
 				w.calls[method]++
 				apply()
 				return nil
+			case code == codes.Unavailable && !w.isDown() && time.Now().Before(deadline):
+				time.Sleep(10 * time.Millisecond)
+				continue
 			case errors.Is(err, ErrDown), code == codes.Unavailable, code == codes.Canceled:
 				d.again = attempt
 				w.open = d
@@ -110,6 +115,15 @@ func (w *worker) call(d *pendingCall, method string, fn func(ctx context.Context
 		}
 	}
 	return attempt()
+}
+
+func (w *worker) isDown() bool {
+	select {
+	case <-w.down:
+		return true
+	default:
+		return false
+	}
 }
 
 func (d *disk) capability() *csi.VolumeCapability {
