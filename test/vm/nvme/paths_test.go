@@ -66,7 +66,12 @@ func (r *rig) inaccessiblePaths(c *claim) {
 	r.wantRefused(other, codes.Unavailable, "reports the namespace as inaccessible (ANA)")
 	leaving.Run("sh", "-c", `echo unwritten > "$0"/file`, leaving.Target)
 	testkit.Must(r, leaving.unpublish())
-	err := leaving.unstageWithin(20 * time.Second)
+	var err error
+	for range 5 { // the answer 2 s before the deadline is late if the machine is busy
+		if err = leaving.unstageWithin(20 * time.Second); status.Code(err) != codes.DeadlineExceeded {
+			break
+		}
+	}
 	if status.Code(err) != codes.Unavailable {
 		r.Errorf("unstage over inaccessible paths: %v, want code %v before the deadline", err, codes.Unavailable)
 	}
