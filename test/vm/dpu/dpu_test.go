@@ -265,7 +265,7 @@ func (r rig) wrong() {
 	r.refuses(patience, nfs("/srv/data", "", "vers=3"), errs.Precondition, "rpc.statd", "add nolock to mountoptions")
 	r.refuses(patience, nfs("/srv/data", "", "nonesuch=1"), errs.Invalid, "nonesuch")
 	r.refuses(patience, nfs("/srv/data", "", "addr=192.0.2.1"), errs.Invalid, "addr is not allowed")
-	if a := r.refuses(brief, nfs("/srv/data", "", "port=2050"), errs.Unavailable, "connection refused", "does not serve NFS"); a.Took > patience {
+	if a := r.refuses(patience, nfs("/srv/data", "", "port=2050"), errs.Unavailable, "connection refused", "does not serve NFS"); a.Took > patience {
 		r.Errorf("the mount took %v", a.Took)
 	}
 	nowhere := nfs("/srv/data", "")

@@ -136,7 +136,7 @@ func (r rig) diedBusy(version string) {
 	p := testkit.Value(r.Guest.Start(r.Context(), vm.Command{Argv: []string{"sh", "-c", "exec 3>" + volumes + "/" + name + "/kept; echo opened; read x < /run/go; echo kept >&3"}}))(r)
 	r.Await("the writer has its file", func() bool { return strings.Contains(p.Log(), "opened") })
 	thaw := r.freeze()
-	a := r.do(job{Do: "unmount", Deadline: lifespan})
+	a := r.do(job{Do: "unmount", Deadline: 2 * patience})  // half of it until the unmount is forced
 	r.wants(a, errs.Precondition, "in use: it is used by") // the search for users is limited to half a second, so a guest might find none
 	thaw()
 	r.Run("sh", "-c", "echo > /run/go")
