@@ -130,7 +130,8 @@ func (f faulty) Detach(ctx context.Context, t node.Target) error {
 		t.Device = node.Device{}
 	case "trusts the number":
 		for _, d := range testkit.Value(loop.List(ctx))(f.t) {
-			if d.Path == t.Device.Path {
+			// Once it is detached, another test can have the number.
+			if name, _, err := loop.BackingName(d); d.Path == t.Device.Path && err == nil && strings.HasPrefix(name, f.dir+"/") {
 				return loop.Detach(ctx, d)
 			}
 		}
