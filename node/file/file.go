@@ -117,7 +117,10 @@ func (a *Attacher) bind(ctx context.Context, f *os.File, use node.Use) (loop.Dev
 // adjusted is detached; neither it nor one detached meanwhile is adopted.
 func adopt(ctx context.Context, d loop.Device, use node.Use) (loop.Device, *os.File, bool, error) {
 	device, err := os.OpenFile(d.Path, os.O_RDONLY, 0)
-	if err != nil {
+	switch {
+	case errors.Is(err, unix.ENXIO): // the kernel detaches it now
+		return loop.Device{}, nil, false, nil
+	case err != nil:
 		return loop.Device{}, nil, false, fmt.Errorf("adopt %s: %w", d.Path, err)
 	}
 	now, err := adjust(ctx, d, use)
