@@ -35,18 +35,34 @@ func TestTargetHangs(t *testing.T) {
 	testkit.Must(t, e.compare(ctx, e.order[1]))
 	r.targets[1].Inject(spdktest.Fault{Instead: spdktest.Silence})
 	defer r.targets[1].Clear()
-	v := create(t, e, "v", volume.Source{})
+	v := createEventually(t, e, "v")
 	if name, _, _ := parseID(string(v.ID)); name != targetName(0) {
 		t.Errorf("volume %s is not on the target that answers", v.ID)
 	}
 	publish(t, e, v.ID, node("n1", "192.0.2.1"))
-	testkit.Must(t, enforcer(t, e).Fence(ctx, block("192.0.2.1/32")))
+	f := enforcer(t, e)
+	testkit.EventuallyNil(t, "the fence", func() error { return f.Fence(testkit.Context(t), block("192.0.2.1/32")) })
 	r.refused(v, access.HostNQN("n1"))
-	conditions := testkit.Value(e.StorageHealth(ctx))(t)
-	if len(conditions) != 1 || conditions[0].Reason != volume.ReasonTargetUnreachable || conditions[0].Severity != volume.Degraded {
-		t.Fatalf("conditions: %+v", conditions)
-	}
+	var conditions []volume.Condition
+	testkit.EventuallyNil(t, "the condition", func() error {
+		conditions = testkit.Value(e.StorageHealth(testkit.Context(t)))(t)
+		if len(conditions) != 1 || conditions[0].Reason != volume.ReasonTargetUnreachable || conditions[0].Severity != volume.Degraded {
+			return fmt.Errorf("conditions: %+v", conditions)
+		}
+		return nil
+	})
 	enginetest.CheckMessage(t, conditions[0], targetName(1))
+}
+
+// createEventually repeats the creation as a sidecar does: the answer of a target
+// that answers can take longer than answerTime on a busy machine.
+func createEventually(t *testing.T, e *Engine, name string) (v volume.Volume) {
+	t.Helper()
+	testkit.EventuallyNil(t, "the creation", func() (err error) {
+		v, err = e.Create(testkit.Context(t), request(name, volume.Source{}))
+		return err
+	})
+	return v
 }
 
 // A target that stops answering after it has listed its stores does not keep a
@@ -57,7 +73,7 @@ func TestTargetStopsAnsweringDuringCreation(t *testing.T) {
 	e.answerTime = 2 * time.Second
 	for i, p := range r.targets {
 		p.Inject(spdktest.Fault{Method: "bdev_get_bdevs", Instead: spdktest.Silence})
-		v := create(t, e, fmt.Sprint("v", i), volume.Source{})
+		v := createEventually(t, e, fmt.Sprint("v", i))
 		if name, _, _ := parseID(string(v.ID)); name == targetName(i) {
 			t.Errorf("volume %s is on the target that does not answer", v.ID)
 		}

@@ -135,7 +135,8 @@ func (r *rig) engine(change ...func(*Config)) *Engine {
 	}
 	e := testkit.Value(New(c))(r.t)
 	e.tookOver = make(chan struct{})
-	close(e.tookOver) // no other controller has admitted a client before
+	close(e.tookOver)              // no other controller has admitted a client before
+	e.answerTime = testkit.Timeout // tests with a target that does not answer have less
 	return e
 }
 
