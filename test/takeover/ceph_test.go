@@ -337,12 +337,12 @@ func (s *cephSite) checkReturned() {
 
 // cephSabotages are controllers of volumes with a step omitted.
 var cephSabotages = []sabotage{
-	{"recorded client instances are blocked, but not the address", "after the certificate", workload.Replacement{
+	{"recorded client instances are blocked, but not the address", notFenced, workload.Replacement{
 		File: "engine/ceph/blocklist/plan.go",
 		Old:  "bool { return m.until[e]",
 		New:  "bool { return e.nonce == 0 || m.until[e]",
 	}},
-	{"entries of the blocklist are not read back", "after the certificate", workload.Replacement{
+	{"entries of the blocklist are not read back", notFenced, workload.Replacement{
 		File: "engine/ceph/blocklist/plan.go",
 		Old:  "bool { return m.until[e]",
 		New:  "bool { return true || m.until[e]",

@@ -228,13 +228,12 @@ func (s *site) isAllowed(in, group, resource, verb, name string) (bool, error) {
 // begins when they are installed.
 func TestDefinitionsMissing(t *testing.T) {
 	s := newSite(t)
-	ctx := testkit.Context(t)
 	definitions := s.client.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
 	s.removeRemediations()
-	testkit.Must(t, definitions.Delete(ctx, takeover.Resource.GroupResource().String(), metav1.DeleteOptions{}))
+	testkit.Must(t, definitions.Delete(testkit.Context(t), takeover.Resource.GroupResource().String(), metav1.DeleteOptions{}))
 	t.Cleanup(func() { testkit.Must(t, install(context.Background())) }) // for other tests
 	testkit.Eventually(t, "the definition is gone", func() bool {
-		_, err := definitions.Get(ctx, takeover.Resource.GroupResource().String(), metav1.GetOptions{})
+		_, err := definitions.Get(testkit.Context(t), takeover.Resource.GroupResource().String(), metav1.GetOptions{})
 		return apierrors.IsNotFound(err)
 	})
 	p := s.controller()
@@ -242,7 +241,7 @@ func TestDefinitionsMissing(t *testing.T) {
 	if _, err := s.run("start"); err == nil || !strings.Contains(err.Error(), "takeover.enabled") {
 		t.Errorf("start without the definition: %v", err)
 	}
-	testkit.Must(t, install(ctx))
+	testkit.Must(t, install(testkit.Context(t)))
 	testkit.EventuallyNil(t, "the definition is served", func() error { _, err := s.run("start"); return err })
 	s.awaitReason("TakenOver")
 }
@@ -252,14 +251,14 @@ func TestDefinitionsMissing(t *testing.T) {
 func (s *site) removeRemediations() {
 	s.t.Helper()
 	ctx := testkit.Context(s.t)
-	objects := s.client.Resource(takeover.Resource).Namespace(namespace)
 	testkit.EventuallyNil(s.t, "no remediation is left", func() error {
-		list, err := objects.List(ctx, metav1.ListOptions{})
+		list, err := s.client.Resource(takeover.Resource).List(ctx, metav1.ListOptions{})
 		if err != nil || len(list.Items) == 0 {
 			return err
 		}
 		for i := range list.Items {
 			u := &list.Items[i]
+			objects := s.client.Resource(takeover.Resource).Namespace(u.GetNamespace())
 			u.SetFinalizers(nil)
 			if _, err = objects.Update(ctx, u, metav1.UpdateOptions{}); err == nil {
 				err = objects.Delete(ctx, u.GetName(), metav1.DeleteOptions{})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -121,6 +120,24 @@ func (h *history) has(version string) bool {
 	return slices.ContainsFunc(h.events, func(e event) bool { return fmt.Sprint(e.version) == version })
 }
 
+// awaitNewest waits until the history has the newest version of each object: a watch
+// can be later than a request.
+func (s *site) awaitNewest(h *history) {
+	s.t.Helper()
+	testkit.EventuallyNil(s.t, "the history has the newest versions", func() error {
+		versions := []string{s.nodeObject().ResourceVersion}
+		if r := s.remediation(); r != nil { // otherwise it is released, which takes longer
+			versions = append(versions, r.ResourceVersion)
+		}
+		for _, version := range versions {
+			if !h.has(version) {
+				return fmt.Errorf("version %s is missing", version)
+			}
+		}
+		return nil
+	})
+}
+
 // isReached reports whether the newest remediation has the reason. It makes no request.
 func (h *history) isReached(reason string) bool {
 	h.mu.Lock()
@@ -162,6 +179,7 @@ func (s *site) lastOf(w *storage.Writer) time.Time {
 //	no release without another boot of the machine
 func (s *site) judge(h *history, accepted ...time.Time) {
 	s.t.Helper()
+	s.awaitNewest(h)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var certified, intended, tainted, released int64
@@ -321,25 +339,36 @@ func (s *site) checkNode() {
 // A leader that was stopped for longer than its Lease changes nothing when it
 // continues: the next one has claimed the node.
 func TestDeposedLeader(t *testing.T) {
+	t.Parallel() // the second leader waits for the Lease
 	s := newSite(t)
+	s.isolate()
+	s.leaseDuration = 15 * time.Second // as it is by default: the first leader keeps it until it is stopped
 	h, w := s.watch(), s.writer(1)
 	testkit.Must(t, s.service.Kill()) // so that the takeover stays before the certificate
 	first := s.controller()
-	testkit.Value(s.run("start"))(t)
+	testkit.Value(takeover.Start(t.Context(), s.client, s.namespace, s.node()))(t)
 	testkit.Eventually(t, "the first leader has claimed the node", func() bool { return s.nodeObject().Spec.Unschedulable })
 	testkit.Must(t, first.Signal(unix.SIGSTOP))
-	before := s.nodeObject().Annotations
+	before := s.claimTerm()
 	s.controller()
-	testkit.Eventually(t, "the second leader has claimed the node", func() bool { return !maps.Equal(before, s.nodeObject().Annotations) })
-	after := s.nodeObject().Annotations
+	testkit.Eventually(t, "the second leader has claimed the node", func() bool { return s.claimTerm() > before })
+	after := s.claimTerm()
 	testkit.Must(t, first.Signal(unix.SIGCONT))
 	first.WaitFor(t, "not leading any more")
-	if now := s.nodeObject().Annotations; !maps.Equal(after, now) {
-		t.Errorf("the deposed leader has changed the claim %v to %v", after, now)
+	if now := s.claimTerm(); now < after {
+		t.Errorf("the deposed leader has changed the claim of term %d to term %d", after, now)
 	}
 	s.serve()
 	s.awaitReason("TakenOver")
 	s.check(h, w)
+}
+
+// claimTerm is that of the leader that has claimed the lost node last.
+func (s *site) claimTerm() int64 {
+	s.t.Helper()
+	var claim plan.Claim
+	testkit.Must(s.t, json.Unmarshal([]byte(s.nodeObject().Annotations["remediation.cleat.dev/claim"]), &claim))
+	return claim.Term
 }
 
 // What is not known blocks: nothing is fenced, tainted or deleted.

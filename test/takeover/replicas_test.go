@@ -40,7 +40,7 @@ func (s *driverSite) replica(name, host string) *replica {
 	conn := testkit.Open(testkit.Connect(socket))(s.t)
 	r.ControllerClient, r.identity = csi.NewControllerClient(conn), csi.NewIdentityClient(conn)
 	r.Process = testkit.Start(s.t, exec.Command(cleat, append([]string{"csi", "--endpoint", "unix://" + socket, "--state-dir", r.state,
-		"--lease", namespace + "/" + s.name, "--lease-kubeconfig", testkit.Value(api.Kubeconfig(""))(s.t), "--lease-duration", "3s"}, s.flags(r.listen)...)...))
+		"--lease", namespace + "/" + s.name, "--lease-kubeconfig", testkit.Value(api.Kubeconfig(""))(s.t), "--lease-duration", "15s"}, s.flags(r.listen)...)...))
 	return r
 }
 
@@ -91,6 +91,7 @@ func (s *driverSite) holder() string {
 // or ends, and what had hung changes nothing when it continues, with a call that it had
 // got before.
 func TestReplicasOfController(t *testing.T) {
+	t.Parallel() // most of the time it waits for the Lease, whose duration is that of the default
 	s := newSPDKSite(t)
 	a := s.replica("a", "127.0.0.1")
 	a.awaitServing(t)

@@ -33,7 +33,7 @@ func TestManyNodesLost(t *testing.T) {
 	var names []string
 	for i := range lost {
 		name := fmt.Sprintf("%s-%d", s.name, i)
-		s.createNodes(name, netip.AddrFrom4([4]byte{10, 9, 200, byte(2*i + 1)}))
+		s.createNodes(name, netip.AddrFrom4([4]byte{10, 9, byte(100 + s.number%100), byte(2*i + 1)}))
 		names = append(names, name+"-lost")
 	}
 	s.leaseDuration = 15 * time.Second // as it is by default: all of them are work for one leader
