@@ -81,7 +81,9 @@ func TestSeparateControllerAndNode(t *testing.T) {
 		d.attach()
 		d.holdsFile("x", 1, 4096)
 		raw.holdsBlock(0, 2, 4096)
-		testkit.Must(n, errors.Join(d.unpublish(), d.unstage(), raw.unpublish(), raw.unstage()))
+		for _, undo := range []func() error{d.unpublish, d.unstage, raw.unpublish, raw.unstage} {
+			d.released(undo)
+		}
 		d.attach()
 		raw.attach()
 		n.stop()

@@ -73,7 +73,7 @@ func TestBusyUnmount(t *testing.T) {
 		testkit.Must(t, errors.Join(err, f.Sync()))
 		d.healthy()
 		testkit.Must(t, f.Close())
-		testkit.Must(r, d.unpublish())
+		d.released(d.unpublish)
 		hold := d.staging
 		if c.GetBlock() != nil {
 			hold = r.deviceOf(d)
@@ -84,7 +84,8 @@ func TestBusyUnmount(t *testing.T) {
 		r.heldBy(d.unstage(), "", me)
 		r.refused(d.remove(), codes.FailedPrecondition, d.id)
 		testkit.Must(t, f.Close())
-		testkit.Must(r, errors.Join(d.unstage(), d.remove()))
+		d.released(d.unstage)
+		testkit.Must(r, d.remove())
 	}
 }
 
@@ -124,17 +125,18 @@ func TestExternalMountChanges(t *testing.T) {
 		d.healthy()
 	})
 	r.sub(t, "unmounted", func(r *rig) {
-		testkit.Must(r, unix.Unmount(d.target, 0))
+		testkit.Unmount(r, d.target)
 		if got := d.conditions(); !slices.Contains(got, "node INACCESSIBLE Unmounted") {
 			r.Errorf("conditions: %q", got)
 		}
 		testkit.Must(r, d.publish())
 		d.writeFile("x", 1, 4096)
-		testkit.Must(r, errors.Join(unix.Unmount(d.target, 0), unix.Unmount(d.staging, 0)))
+		testkit.Unmount(r, d.target)
+		testkit.Unmount(r, d.staging)
 		r.refused(d.publish(), codes.FailedPrecondition, "stage it again")
 		d.attach()
 		d.holdsFile("x", 1, 4096)
-		testkit.Must(r, unix.Unmount(d.target, 0))
+		testkit.Unmount(r, d.target)
 		testkit.Must(r, os.WriteFile(filepath.Join(d.target, "precious"), nil, 0o600))
 		r.refused(d.unpublish(), codes.FailedPrecondition, "the directory contains files")
 		testkit.Must(r, os.Remove(filepath.Join(d.target, "precious")))
@@ -148,7 +150,7 @@ func TestExternalMountChanges(t *testing.T) {
 		}{{d.target, d.unpublish}, {d.staging, d.unstage}} {
 			testkit.Must(r, unix.Mount("tmpfs", s.path, "tmpfs", 0, "size=64k"))
 			r.refused(s.undo(), codes.FailedPrecondition, s.path)
-			testkit.Must(r, unix.Unmount(s.path, 0))
+			testkit.Unmount(r, s.path)
 			testkit.Must(r, s.undo())
 		}
 	})

@@ -26,7 +26,7 @@ type addons struct {
 }
 
 func addonsFlags(dir string) []string {
-	return []string{"--addons-endpoint", "unix://" + addonsSocket(dir), "--node-address", "192.0.2.10", "--node-address", "2001:db8::10", "--fence-end-timeout", "2s"}
+	return []string{"--addons-endpoint", "unix://" + addonsSocket(dir), "--node-address", "192.0.2.10", "--node-address", "2001:db8::10"}
 }
 
 func addonsSocket(dir string) string { return filepath.Join(dir, "addons.sock") }

@@ -2,7 +2,6 @@ package csi_test
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -24,15 +23,13 @@ import (
 // state, socket and port, serves another volume, and refuses this one until the
 // kernel has finished.
 func TestKilledWhileUnmountHangs(t *testing.T) {
+	testkit.EnterNetNS(t) // no other program takes the port
 	dir := t.TempDir()
 	pool := filepath.Join(dir, "pool")
 	driver.MountImage(t, pool, mkfs.Ext4, 1<<30)
-	port := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-	address := port.Addr().String()
-	testkit.Must(t, port.Close())
 	c := makeRig(t, "controller", dir, "--services", "controller")
 	c.start()
-	n := makeRig(t, "node", dir, "--services", "node", "--metrics-address", address)
+	n := makeRig(t, "node", dir, "--services", "node", "--metrics-address", "127.0.0.1:9100")
 	n.start()
 	hung := c.create("hung", mounted("ext4")).onNode(n).attach()
 	other := c.create("other", mounted("ext4")).onNode(n).attach()

@@ -112,7 +112,7 @@ func TestRestart(t *testing.T) {
 		w.end(r)
 		disks[i].drop()
 	}
-	testkit.Must(r, inline.unpublish())
+	inline.released(inline.unpublish)
 }
 
 // TestDrain: a call in progress when the driver is stopped gets its answer,
@@ -142,8 +142,8 @@ func (r *rig) drains(d *disk, f *os.File) bool {
 	began := time.Now()
 	staged := make(chan error, 1)
 	go func() { staged <- d.stage() }()
-	testkit.Eventually(r, "the stage is in progress", func() bool {
-		return strings.Contains(r.scrape(r.dir+"/csi-state/status.sock", "/status", http.StatusOK), "node-volume:"+d.id)
+	testkit.Eventually(r, "the stage is in progress, or was", func() bool {
+		return len(staged) > 0 || strings.Contains(r.scrape(r.dir+"/csi-state/status.sock", "/status", http.StatusOK), "node-volume:"+d.id)
 	})
 	p := r.process
 	stopped := make(chan error, 1)
@@ -180,8 +180,12 @@ func TestDrainCopy(t *testing.T) {
 	}
 	testkit.Must(r, f.Close())
 	snap := d.snapshot("copied")
-	if snap.GetReadyToUse() {
-		t.Error("the copy ended at once: the test is not valid")
+	for n := 1; snap.GetReadyToUse(); n++ { // the copy ended before the answer: possible on a busy machine
+		if n == 10 {
+			t.Fatal("the copy ended at once: the test is not valid")
+		}
+		r.dropSnapshots(snap.GetSnapshotId())
+		snap = d.snapshot(fmt.Sprint("copied-", n))
 	}
 	r.stop() // fails when the driver exceeds its own bound
 	r.start()

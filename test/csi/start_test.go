@@ -11,9 +11,7 @@ import (
 	"time"
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/cleatproject/cleat/test/testkit"
 )
@@ -144,20 +142,16 @@ func TestSettingsPrecedence(t *testing.T) {
 // nodeInfo starts a driver, calls NodeGetInfo at a socket, and stops it.
 func nodeInfo(t *testing.T, env, args []string, socket string) *csi.NodeGetInfoResponse {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), cleat, append([]string{"csi"}, args...)...)
+	cmd := exec.Command(cleat, append([]string{"csi"}, args...)...)
 	cmd.Env = append(append(os.Environ(), atOnce), env...)
-	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
-	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
-	testkit.Must(t, cmd.Start())
-	conn := testkit.Value(grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
-	defer conn.Close()
+	p := testkit.Start(t, cmd)
+	conn := testkit.Open(testkit.Connect(socket))(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	info, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}, grpc.WaitForReady(true))
 	if err != nil {
 		t.Errorf("ask at %s: %v", socket, err)
 	}
-	testkit.Must(t, cmd.Process.Signal(unix.SIGTERM))
-	testkit.Must(t, cmd.Wait())
+	testkit.Must(t, p.Stop())
 	return info
 }

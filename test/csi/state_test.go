@@ -129,7 +129,7 @@ func treeHash(t *testing.T, dir string) string {
 func inUse(path string) bool {
 	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, name := range files {
-		if text, err := os.ReadFile(name); err == nil && strings.HasSuffix(path, strings.TrimSpace(filepath.Base(string(text)))) {
+		if text, err := os.ReadFile(name); err == nil && strings.TrimSpace(string(text)) == path {
 			return true
 		}
 	}

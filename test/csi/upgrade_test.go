@@ -211,7 +211,7 @@ func (f *fleet) exercise() {
 	third := f.shared.another("third")
 	testkit.Must(f, third.publish())
 	third.holdsWritten()
-	testkit.Must(f, third.unpublish())
+	third.released(third.unpublish)
 	after := f.ext4.snapshot(f.name + "-after").GetSnapshotId()
 	f.clone.attach().holdsWritten()
 	for _, id := range []string{f.snapshot, after} {
@@ -232,7 +232,8 @@ func (f *fleet) drop() {
 	f.command("volume", "detach", f.byCommand)
 	f.command("volume", "delete", f.byCommand)
 	testkit.Must(f, f.addonsOf(f.dir).unfence(f.Context(), f.fenced))
-	testkit.Must(f, f.second[0].unpublish(), f.second[1].unpublish(), f.inline.unpublish())
+	testkit.Must(f, f.second[0].unpublish(), f.second[1].unpublish())
+	f.inline.released(f.inline.unpublish)
 	for _, d := range slices.Concat(f.attached, []*disk{f.staged, f.created, f.clone}) {
 		d.drop()
 	}
