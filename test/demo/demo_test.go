@@ -64,12 +64,12 @@ func TestDemoDetectsFault(t *testing.T) {
 			dir := newDirectory(t)
 			d := p.start(t, dir, "--chapters", f.chapter)
 			d.runUntil(f.after)
-			if f.inject == nil {
-				d.signal(unix.SIGINT)
-			} else if err := f.inject(p, dir); err != nil {
-				t.Fatal(err)
+			end := d.interrupt
+			if f.inject != nil {
+				testkit.Must(t, f.inject(p, dir))
+				end = d.finish
 			}
-			r := d.finish()
+			r := end()
 			if d.code == 0 || r.Held || r.Failure == nil {
 				t.Fatalf("exit code %d, %+v", d.code, r)
 			}

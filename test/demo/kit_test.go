@@ -156,9 +156,21 @@ func (r *running) resume(line string) {
 }
 
 // finish resumes the demo to its end and returns its report.
-func (r *running) finish() (out report) {
+func (r *running) finish() report {
 	r.t.Helper()
 	_, _ = io.WriteString(r.in, "\n")
+	return r.end()
+}
+
+// interrupt interrupts the demo in a pause, which this ends.
+func (r *running) interrupt() report {
+	r.t.Helper()
+	r.signal(unix.SIGINT)
+	return r.end()
+}
+
+func (r *running) end() (out report) {
+	r.t.Helper()
 	for line := range r.next {
 		r.lines = append(r.lines, line)
 		r.resume(line)
