@@ -198,10 +198,8 @@ func (s *site) neighbour(v volume) neighbour {
 // from the host it does not come back by itself.
 func (s *site) unharmed(n neighbour) {
 	s.t.Helper()
-	if err := s.usable(n.volume, n.device); err != nil {
-		s.t.Errorf("the neighbour: %v", err)
-	}
 	s.unharmedInSNAP(n)
+	s.within(cmp.Or(s.agreement, s.patience), "the neighbour is usable", func() error { return s.usable(n.volume, n.device) })
 }
 
 // unharmedInSNAP is the part of unharmed that needs no plugin.

@@ -102,9 +102,12 @@ func TestOnlyAllowedUsersCanCall(t *testing.T) {
 	if err := s.callAs(otherUser); status.Code(err) != codes.Unavailable {
 		t.Errorf("user %d: %v", otherUser, err)
 	}
-	if !strings.Contains(s.plugin.log(), "user=54321") {
-		t.Error("the log does not name the refused user")
-	}
+	s.eventually("the log names the refused user", func() error { // after it has closed the connection
+		if log := s.plugin.log(); !strings.Contains(log, "user=54321") {
+			return errors.New(log)
+		}
+		return nil
+	})
 }
 
 // The socket of a dead plugin is replaced.

@@ -57,7 +57,7 @@ func slow(t *testing.T, program string, x slowness, once bool) {
 	s.target("a", 2)
 	there, device := s.create(file), s.create(v)
 	late := s.namespace("late", "a", 2)
-	testkit.Must(s.t, s.usable(file, there))
+	s.eventually("the device of the file is usable", func() error { return s.usable(file, there) })
 	var good time.Time
 	s.eventually("a fresh answer", func() error {
 		good = time.Now()
@@ -67,6 +67,7 @@ func slow(t *testing.T, program string, x slowness, once bool) {
 		}
 		return err
 	})
+	s.snap.Forget() // on a busy machine such short timeouts can repeat the first attach
 	s.snap.Inject(spdktest.Fault{Wait: x.each})
 
 	begun := time.Now()
@@ -99,8 +100,8 @@ func slow(t *testing.T, program string, x slowness, once bool) {
 			n++
 		}
 	}
-	if n != 1 {
-		t.Errorf("%d attaches for two devices of one subsystem", n)
+	if n > 0 {
+		t.Errorf("%d attaches for the second device of a subsystem", n)
 	}
 	testkit.Must(s.t, s.plugin.ready(s.ctx))
 	s.awaitAgreement(map[string]string{v.id: device, file.id: there, late.id: made}, v, file, late)
