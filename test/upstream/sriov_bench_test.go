@@ -2,8 +2,6 @@ package upstream
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -89,10 +87,7 @@ func BenchmarkSriovControl(b *testing.B) {
 		measure := func(b *testing.B) {
 			s := newSriovSite(b, c.vfs)
 			flags := []string{"--registration", c.way, "--registration-dir", s.registry}
-			until(b, "the kubelet serves", func() (bool, string) {
-				_, err := os.Stat(filepath.Join(s.home, "device-plugins", "kubelet.sock"))
-				return err == nil, fmt.Sprint(err)
-			})
+			s.awaitServing()
 			for g := range int64(c.rounds) {
 				s.serve(flags...)
 				s.awaitStatus("waiting", func(g gate.Status) bool { return g.Holding == gate.Waiting })

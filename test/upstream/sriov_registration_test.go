@@ -75,6 +75,7 @@ func TestSriovPluginRestarts(t *testing.T) {
 	byWay(t, 4, func(t *testing.T, s *sriovSite, flags []string) {
 		s.answer()
 		s.awaitCounts(4, 4)
+		pods := 0
 		for i := range 10 {
 			if i%5 == 0 {
 				s.server.terminate()
@@ -84,10 +85,14 @@ func TestSriovPluginRestarts(t *testing.T) {
 			s.serve(flags...)
 			s.held(1)
 			s.awaitCounts(4, 4)
-			if answer := s.admit(1); answer["error"] != nil {
-				t.Fatalf("after restart %d a pod is refused: %s", i, answer["error"])
-			}
-			s.kubelet.say(fmt.Sprintf("end %d", i))
+			// On a busy machine the kubelet can close the new connection with the
+			// old one; the plugin then registers again.
+			until(t, fmt.Sprintf("a pod is admitted after restart %d", i), func() (bool, string) {
+				answer := s.admit(1)
+				pods++
+				return answer["error"] == nil, string(answer["error"])
+			})
+			s.kubelet.say(fmt.Sprintf("end %d", pods-1))
 		}
 	})
 }

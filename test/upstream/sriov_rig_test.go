@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -27,14 +26,13 @@ import (
 	"github.com/cleatproject/cleat/sriov/plugin"
 	"github.com/cleatproject/cleat/sriov/plugin/plugintest"
 	"github.com/cleatproject/cleat/sriov/podresources"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 const (
 	sriovPF       = "0000:3b:00.0"
 	sriovResource = "example.com/vf"
 )
-
-var sriovPatience = flag.Duration("sriov-patience", time.Minute, "timeout of expected events")
 
 // sriovNode is a node of fake sysfs files with a kubelet's own device manager,
 // in its own process, and our plugin.
@@ -115,7 +113,7 @@ func newSriovNode(t testing.TB, vfs int) *sriovNode {
 func (n *sriovNode) startKubelet(pods ...string) {
 	n.t.Helper()
 	k := &sriovKubelet{exited: make(chan error, 1), changed: make(chan struct{}), counts: map[string][2]int64{}}
-	cmd := exec.Command(n.program, "-kubelet-dir", n.home, n.registry)
+	cmd := exec.Command(n.program, append([]string{"-kubelet-dir", n.home, n.registry}, pods...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	cmd.Stderr = k
 	in, err := cmd.StdinPipe()
@@ -139,9 +137,6 @@ func (n *sriovNode) startKubelet(pods ...string) {
 	}()
 	n.kubelet = k
 	n.t.Cleanup(k.stop)
-	for _, uid := range pods {
-		k.say("pod " + uid)
-	}
 }
 
 // Write keeps the end of the kubelet's stderr: its panic.
@@ -176,6 +171,15 @@ func (k *sriovKubelet) take(line []byte) {
 
 func (k *sriovKubelet) say(line string) { _, _ = fmt.Fprintln(k.in, line) }
 
+// awaitServing waits until the kubelet accepts registrations.
+func (n *sriovNode) awaitServing() {
+	n.t.Helper()
+	until(n.t, "the kubelet serves", func() (bool, string) {
+		_, err := os.Stat(filepath.Join(n.home, "device-plugins", "kubelet.sock"))
+		return err == nil, fmt.Sprint(err)
+	})
+}
+
 // stop ends the kubelet; its exit status does not matter.
 func (k *sriovKubelet) stop() {
 	_ = k.in.Close()
@@ -197,7 +201,7 @@ func (n *sriovNode) lives() {
 // await waits until a condition of the kubelet's output holds.
 func (n *sriovNode) await(what string, holds func(*sriovKubelet) bool) {
 	n.t.Helper()
-	k, late := n.kubelet, time.After(*sriovPatience)
+	k, late := n.kubelet, time.After(testkit.Timeout)
 	for {
 		k.mu.Lock()
 		changed, ok, counts := k.changed, holds(k), k.counts
@@ -278,7 +282,7 @@ func (n *sriovNode) startPlugin() {
 
 func (n *sriovNode) stopPlugin() {
 	n.t.Helper()
-	ctx, cancel := context.WithTimeout(n.t.Context(), *sriovPatience)
+	ctx, cancel := context.WithTimeout(n.t.Context(), testkit.Timeout)
 	defer cancel()
 	if err := n.plugin.Stop(ctx); err != nil {
 		n.t.Fatal(err)
@@ -316,7 +320,7 @@ func (n *sriovNode) tryRegister(resource, socket string) error {
 		n.t.Fatal(err)
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(n.t.Context(), *sriovPatience)
+	ctx, cancel := context.WithTimeout(n.t.Context(), testkit.Timeout)
 	defer cancel()
 	_, err = deviceplugin.NewRegistrationClient(conn).Register(ctx, &deviceplugin.RegisterRequest{
 		Version: deviceplugin.Version, Endpoint: socket, ResourceName: resource,

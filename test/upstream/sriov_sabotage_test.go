@@ -68,7 +68,7 @@ func TestSriovSabotage(t *testing.T) {
 			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute) // it builds a test
 			defer cancel()
-			cmd := exec.CommandContext(ctx, "go", "test", "-vet=off", "-ldflags=-s -w", "-count=1", "-overlay", overlay(t, s.left), "-run", s.test, ".", "-sriov-patience", "15s")
+			cmd := exec.CommandContext(ctx, "go", "test", "-vet=off", "-ldflags=-s -w", "-count=1", "-overlay", overlay(t, s.left), "-run", s.test, ".")
 			out, err := cmd.CombinedOutput()
 			if err == nil || !strings.Contains(string(out), s.symptom) {
 				t.Errorf("%s: %v; want a failure with %q in\n%s", s.test, err, s.symptom, out)

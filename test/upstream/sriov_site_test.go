@@ -104,7 +104,7 @@ func (p *sriovProcess) says(text string) {
 // until polls until a condition holds.
 func until(t testing.TB, what string, holds func() (bool, string)) {
 	t.Helper()
-	err := testkit.Poll(*sriovPatience, nil, func() error {
+	err := testkit.Poll(testkit.Timeout, nil, func() error {
 		ok, found := holds()
 		if !ok {
 			return errors.New(found)
@@ -167,7 +167,7 @@ func (s *sriovSite) replace(path, text string) {
 
 // status queries the plugin's status.
 func (s *sriovSite) status() (gate.Status, error) {
-	ctx, cancel := context.WithTimeout(s.t.Context(), *sriovPatience)
+	ctx, cancel := context.WithTimeout(s.t.Context(), testkit.Timeout)
 	defer cancel()
 	c, err := control.Dial(ctx, s.socket)
 	if err != nil {
@@ -198,7 +198,7 @@ func (s *sriovSite) held(generation int64) {
 // page reads /metrics or /status of a cleat.
 func page(t testing.TB, socket, path string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), *sriovPatience)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 	defer cancel()
 	_, text, err := testkit.Page(ctx, testkit.UNIX(socket), http.MethodGet, path)
 	if err != nil {
@@ -219,7 +219,7 @@ func shows(t testing.TB, socket, path, text string) {
 // cleat runs a command.
 func (s *sriovSite) cleat(words ...string) string {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), *sriovPatience)
+	ctx, cancel := context.WithTimeout(s.t.Context(), testkit.Timeout)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, cleatProgram(s.t), words...).CombinedOutput()
 	if err != nil {

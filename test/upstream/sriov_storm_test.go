@@ -13,6 +13,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/control"
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // sriovStormCycles is how often the devices are enabled and withdrawn.
@@ -161,7 +162,7 @@ func (s *sriovStorm) disable() { s.disabling()() }
 func (s *sriovStorm) disabling() (wait func()) {
 	result := make(chan error, 1)
 	go func() {
-		ctx, cancel := context.WithTimeout(s.t.Context(), *sriovPatience)
+		ctx, cancel := context.WithTimeout(s.t.Context(), testkit.Timeout)
 		defer cancel()
 		w, err := s.renewer.Disable(ctx)
 		if err == nil && !w.Acknowledged {

@@ -12,6 +12,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/grants"
 	"github.com/cleatproject/cleat/sriov/plugin"
 	"github.com/cleatproject/cleat/sriov/plugin/plugintest"
+	"github.com/cleatproject/cleat/sriov/podresources"
 	"github.com/cleatproject/cleat/test/soak"
 )
 
@@ -157,6 +158,7 @@ func TestSriovFastRestarts(t *testing.T) {
 func TestSriovSocketWithAConnection(t *testing.T) {
 	t.Parallel()
 	n := newSriovNode(t, 8)
+	n.awaitServing() // otherwise its start can make the plugin register twice
 	n.config.Controlled = false
 	n.startPlugin()
 	n.serves("the start")
@@ -199,9 +201,14 @@ func TestSriovPodsKeepTheirDevices(t *testing.T) {
 	}
 	holds := func(when string) {
 		t.Helper()
-		holders, err := n.pods.Held(t.Context())
-		if err != nil || len(holders) != 2 {
-			t.Fatalf("%s: pods have %v, %v; want two devices", when, holders, err)
+		var holders []podresources.Holder
+		until(t, when+": the kubelet answers", func() (bool, string) { // a call has a timeout of 5 s
+			var err error
+			holders, err = n.pods.Held(t.Context())
+			return err == nil, fmt.Sprint(err)
+		})
+		if len(holders) != 2 {
+			t.Fatalf("%s: pods have %v; want two devices", when, holders)
 		}
 		for _, h := range holders {
 			if !strings.Contains(mine, h.ID) {

@@ -5,8 +5,9 @@
 //
 //	RESOURCE COUNT       admit a pod with that many devices, and print
 //	                     its container's allocation
-//	pod UID              the pod exists already: this is a kubelet's restart
 //	end UID              the pod has ended
+//
+// After a restart, its further arguments are the UIDs of the pods that exist.
 //
 // The kubelet's paths are fixed, so the program has to be started in its own
 // mount namespace. It hides /var/lib there, and mounts -kubelet-dir on
@@ -50,17 +51,17 @@ import (
 func main() {
 	dir := flag.String("kubelet-dir", "", "directory to mount on /var/lib/kubelet; empty: a temporary one")
 	flag.Parse()
-	if flag.NArg() != 1 {
-		fmt.Fprintln(os.Stderr, "usage: devices [-kubelet-dir DIR] PLUGINS-DIR")
+	if flag.NArg() < 1 {
+		fmt.Fprintln(os.Stderr, "usage: devices [-kubelet-dir DIR] PLUGINS-DIR [POD-UID...]")
 		os.Exit(2)
 	}
-	if err := run(context.Background(), *dir, flag.Arg(0)); err != nil {
+	if err := run(context.Background(), *dir, flag.Arg(0), flag.Args()[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "devices:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, home, dir string) error {
+func run(ctx context.Context, home, dir string, pods []string) error {
 	kubelet.Silence()
 	if err := hideVarLib(ctx, home); err != nil {
 		return err
@@ -69,7 +70,10 @@ func run(ctx context.Context, home, dir string) error {
 	if err != nil {
 		return err
 	}
-	n := &node{devices: devices}
+	n := &node{devices: devices, admitted: len(pods)}
+	for _, uid := range pods {
+		n.pods = append(n.pods, newPod(uid, nil))
+	}
 	ready := config.NewSourcesReady(func(sets.Set[string]) bool { return true })
 	if err := devices.Start(klog.Background(), n.active, ready, containermap.NewContainerMap(), sets.New[string]()); err != nil {
 		return err
@@ -157,15 +161,7 @@ func (n *node) report() {
 }
 
 func (n *node) execute(ctx context.Context, line string) error {
-	word, uid, _ := strings.Cut(line, " ")
-	switch word {
-	case "pod":
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		n.pods = append(n.pods, newPod(uid, nil))
-		n.admitted++
-		return nil
-	case "end":
+	if uid, isEnd := strings.CutPrefix(line, "end "); isEnd {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		n.pods = slices.DeleteFunc(n.pods, func(p *core.Pod) bool { return string(p.UID) == uid })
