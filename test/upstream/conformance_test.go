@@ -50,6 +50,23 @@ func cases(play func(watchtest.Case) bool) []watchtest.Case {
 	return slices.DeleteFunc(watchtest.Cases(), func(c watchtest.Case) bool { return !play(c) || !match.MatchString(c.ID()) })
 }
 
+// observeKubelet repeats cases with another outcome, twice at most: the kubelet's
+// timeout of a second for a plugin's answer is too short on a busy machine.
+func observeKubelet(ctx context.Context, all []watchtest.Case) []watchtest.Result {
+	results := watchtest.Observe(ctx, kubeletHarness, all)
+	differs := func(r watchtest.Result) bool { return r.Err != nil || r.Got != r.Expected(true) }
+	for range 2 {
+		var again []watchtest.Case
+		for _, r := range results {
+			if differs(r) {
+				again = append(again, r.Case)
+			}
+		}
+		results = append(slices.DeleteFunc(results, differs), watchtest.Observe(ctx, kubeletHarness, again)...)
+	}
+	return results
+}
+
 // The kubelet's manager passes the cases. In CI our host runs only the slow
 // ones here, and all others in the test of watchtest.
 func TestConformance(t *testing.T) {
@@ -57,7 +74,7 @@ func TestConformance(t *testing.T) {
 	t.Run(kubeletHarness.Name, func(t *testing.T) {
 		t.Parallel()
 		all := cases(func(c watchtest.Case) bool { return !c.Alone })
-		watchtest.Check(t, watchtest.Observe(t.Context(), kubeletHarness, all), true)
+		watchtest.Check(t, observeKubelet(t.Context(), all), true)
 	})
 	t.Run(ourHarness.Name, func(t *testing.T) {
 		t.Parallel()
@@ -71,6 +88,6 @@ func TestConformance(t *testing.T) {
 func TestConformanceAlone(t *testing.T) {
 	t.Run(kubeletHarness.Name, func(t *testing.T) {
 		all := cases(func(c watchtest.Case) bool { return c.Alone && (!c.Soak || soak.Enabled) })
-		watchtest.Check(t, watchtest.Observe(t.Context(), kubeletHarness, all), true)
+		watchtest.Check(t, observeKubelet(t.Context(), all), true)
 	})
 }
