@@ -148,8 +148,13 @@ func (c *card) applyNumVFs() error {
 	if err != nil || n == len(c.tree.Virtual(c.pf.Address)) {
 		return err
 	}
-	offered, err := c.offeredNow(context.Background())
-	if err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
+	defer cancel()
+	var offered []string // the kubelet's answer can be late
+	if err := poll(ctx, func(ctx context.Context) (err error) {
+		offered, err = c.offeredNow(ctx)
+		return err
+	}); err != nil {
 		return err
 	}
 	c.mu.Lock()
@@ -242,7 +247,11 @@ func (c *card) offeredNow(ctx context.Context) ([]string, error) {
 // holders returns pods of the test by function, from the kubelet.
 func (c *card) holders() map[string]string {
 	c.Helper()
-	held := testkit.Value(c.kubelet.Held(c.Context()))(c)
+	var held []podresources.Holder
+	c.until("the kubelet's answer which pods have devices", func(ctx context.Context) (err error) {
+		held, err = c.kubelet.Held(ctx)
+		return err
+	})
 	all := map[string]string{}
 	for _, h := range held {
 		if h.Resource == c.resource {
@@ -346,17 +355,16 @@ func (c *card) daemonStatus(ctx context.Context) (s daemon.Status, err error) {
 	return s, json.Unmarshal(document.SRIOV, &s)
 }
 
-// phase waits until the daemon is in a phase.
-func (c *card) phase(want daemon.Phase) daemon.Status {
+// phase waits until the daemon is in a phase, with this text in the reason.
+func (c *card) phase(want daemon.Phase, reason string) {
 	c.Helper()
-	var s daemon.Status
-	c.until("the daemon to be "+string(want), func(ctx context.Context) (err error) {
-		if s, err = c.daemonStatus(ctx); err == nil && s.Phase != want {
-			err = fmt.Errorf("phase %s: %s", s.Phase, s.Reason)
+	c.until("the daemon to be "+string(want), func(ctx context.Context) error {
+		s, err := c.daemonStatus(ctx)
+		if err == nil && (s.Phase != want || !strings.Contains(s.Reason, reason)) {
+			err = fmt.Errorf("phase %s: %s, want %s: %s", s.Phase, s.Reason, want, reason)
 		}
 		return err
 	})
-	return s
 }
 
 // gaps measures how long kubelet and API server report fewer than want
