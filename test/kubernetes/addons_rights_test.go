@@ -104,19 +104,15 @@ func isAllowed(t *testing.T, account, right string) bool {
 
 // No sidecar was denied any request.
 func testAddonsComplaints(t *testing.T) {
+	s := &space{T: t, name: system}
 	for _, r := range []release{directRelease, eachRelease, storageRelease} {
-		out := testkit.Value(testCluster.Kubectl(t.Context(), "", "-n", system, "logs", "-l", "app.kubernetes.io/instance="+r.name+notPlacement, "-c", "csi-addons", "--tail=-1"))(t)
-		if !strings.Contains(out, "Listening for CSI-Addons requests") {
-			t.Errorf("the sidecar of %s did not log its start:\n%s", r.name, out)
-		}
-		if strings.Contains(out, "forbidden") {
-			t.Errorf("the sidecar of %s lacks a permission:\n%s", r.name, out)
-		}
+		s.noDenials(r, "Listening for CSI-Addons requests", notPlacement, "--container=csi-addons")
 	}
 }
 
 // The processes' capabilities according to the kernel.
 func testAddonsProcesses(t *testing.T) {
+	s := &space{T: t, name: system}
 	for _, test := range []struct {
 		words []string
 		count int
@@ -126,18 +122,14 @@ func testAddonsProcesses(t *testing.T) {
 		// CAP_DAC_READ_SEARCH (2), CAP_NET_ADMIN (12), CAP_SYS_PTRACE (19)
 		{[]string{"cleat", "fence", "serve", "--name=fence.cleat.dev"}, 1, "0000000000081004"},
 	} {
-		all := processesWith(t, test.words...)
-		if len(all) != test.count {
-			t.Errorf("%d processes of %s, want %d", len(all), test.words[0], test.count)
-		}
-		for _, pid := range all {
-			s := kernelStatus(t, pid)
+		for _, pid := range s.processesOf(test.count, test.words...) {
+			fields := kernelStatus(t, pid)
 			for key, want := range map[string]string{
 				"Uid": "0 0 0 0", "CapEff": test.caps, "CapPrm": test.caps, "CapBnd": test.caps, "CapAmb": "0000000000000000",
 				"NoNewPrivs": "1", "Seccomp": "2",
 			} {
-				if s[key] != want {
-					t.Errorf("%s has %s %s, want %s", test.words[0], key, s[key], want)
+				if fields[key] != want {
+					t.Errorf("%s has %s %s, want %s", test.words[0], key, fields[key], want)
 				}
 			}
 			if !hasReadOnlyRoot(t, pid) {
@@ -212,6 +204,8 @@ func callSidecar(ctx context.Context, address, authorization string) error {
 	if authorization != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", authorization)
 	}
-	_, err = identity.NewIdentityClient(conn).GetCapabilities(ctx, &identity.GetCapabilitiesRequest{})
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
+	defer cancel()
+	_, err = identity.NewIdentityClient(conn).GetCapabilities(ctx, &identity.GetCapabilitiesRequest{}, grpc.WaitForReady(true)) // it can be restarting
 	return err
 }

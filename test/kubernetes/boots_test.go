@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -55,6 +56,12 @@ func (c *cephCase) bootReports() {
 		}
 		return err
 	}
+	c.until("the API server to know the policy", func(context.Context) error {
+		if create(own, "mine") == nil {
+			return errors.New("any Lease can be created")
+		}
+		return nil
+	})
 	third := asAccount(c.T, account, "node-3")
 	for _, test := range []struct {
 		what   string

@@ -74,7 +74,7 @@ func testCeph(t *testing.T) {
 	c.manyClaims()
 	c.attach()
 	c.fence()
-	c.noDenials(cephRelease, "Listening for CSI-Addons requests")
+	c.noDenials(cephRelease, "Listening for CSI-Addons requests", "", "--all-containers")
 	c.noImages() // removals run in the background, of 100 images for half a minute
 }
 
@@ -215,7 +215,7 @@ func (c *cephCase) manyClaims() {
 }
 
 // attach: the volume is granted to the node by its id with the address, and the
-// node says why it cannot map the image. Its pod is ready all the while.
+// node says why it cannot map the image. Its pod is ready.
 func (c *cephCase) attach() {
 	c.Helper()
 	if id := c.nodeID(cephDriver); id != "node-1@10.99.0.1" {
@@ -226,7 +226,7 @@ func (c *cephCase) attach() {
 	c.start("user", pod{mounts: map[string]string{"/data": "used"}})
 	c.attached(volume)
 	c.event("user", "this kernel has no RBD driver")
-	c.kubectl("wait", "-n", system, "--for=condition=Ready", "--timeout=1s", "pod", "-l", "app.kubernetes.io/instance="+cephRelease.name)
+	c.until("pods of the release", func(ctx context.Context) error { return podsReady(ctx, cephRelease.name) })
 	c.drop("user")
 	c.kubectl("delete", "pvc/used", "--wait", "--timeout=2m")
 	c.until("deletion of the volume", c.volumesGone)

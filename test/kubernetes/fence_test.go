@@ -128,11 +128,7 @@ func (a *addons) restartFence() {
 // kill kills the only process with these words in its command line.
 func (a *addons) kill(words ...string) {
 	a.Helper()
-	all := processesWith(a.T, words...)
-	if len(all) != 1 {
-		a.Fatalf("%d processes of %q, want one", len(all), words)
-	}
-	testkit.Must(a, syscall.Kill(all[0], syscall.SIGKILL))
+	testkit.Must(a, syscall.Kill(a.processesOf(1, words...)[0], syscall.SIGKILL))
 }
 
 // reinstallFence uninstalls the release while a fence exists, which stays in

@@ -59,6 +59,19 @@ func processesWith(t *testing.T, words ...string) []int {
 	return found
 }
 
+// processesOf waits until this many processes have all of these arguments: one that
+// ends, as after it has lost its Lease, is started again.
+func (s *space) processesOf(count int, words ...string) (found []int) {
+	s.Helper()
+	s.until(fmt.Sprintf("processes of %q", words), func(context.Context) (err error) {
+		if found, err = processes(with(words...)); err == nil && len(found) != count {
+			err = fmt.Errorf("%d processes, want %d", len(found), count)
+		}
+		return err
+	})
+	return found
+}
+
 // processOf waits for the process with an argument and an id other than other,
 // and returns its id.
 func (s *space) processOf(argument string, other int) (pid int) {

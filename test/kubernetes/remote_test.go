@@ -61,12 +61,19 @@ func (s *space) attached(volume string) {
 	})
 }
 
-// noDenials checks the logs of a release: the API server denied no container a
-// request. The logs contain started.
-func (s *space) noDenials(r release, started string) {
+// noDenials checks the logs of a release, of pods that a selector selects: the API
+// server denied no container a request. The logs contain started: one that was
+// restarted will log it.
+func (s *space) noDenials(r release, started, pods, containers string) {
 	s.Helper()
-	out := testkit.Value(testCluster.Kubectl(s.Context(), "", "-n", system, "logs", "-l", "app.kubernetes.io/instance="+r.name, "--all-containers", "--tail=-1", "--max-log-requests=12"))(s)
-	if !strings.Contains(out, started) || strings.Contains(out, "forbidden") {
-		s.Errorf("a container of %s lacks a permission, or has no log with %q:\n%s", r.name, started, out)
-	}
+	s.until(fmt.Sprintf("logs of %s with %q", r.name, started), func(ctx context.Context) error {
+		out, err := testCluster.Kubectl(ctx, "", "-n", system, "logs", "-l", "app.kubernetes.io/instance="+r.name+pods, containers, "--tail=-1", "--max-log-requests=12")
+		if strings.Contains(out, "forbidden") {
+			s.Fatalf("a container of %s lacks a permission:\n%s", r.name, out)
+		}
+		if err == nil && !strings.Contains(out, started) {
+			err = errors.New(out)
+		}
+		return err
+	})
 }

@@ -37,11 +37,16 @@ func (c *spdkCase) failOvers() {
 func (c *spdkCase) failOver(name string, signal unix.Signal) {
 	c.Helper()
 	const call = "nvmf_create_subsystem"
-	first := c.leader()
-	c.noDenials(spdkRelease, "Starting CSI attacher")
-	pid := c.driverOf(podOf(first))
+	c.noDenials(spdkRelease, "Starting CSI attacher", "", "--all-containers")
+	var first string
+	var pid int
+	c.until("the driver that leads", func(context.Context) (err error) { // one that misses its Lease ends
+		first = c.leader()
+		pid, err = c.driverOf(podOf(first))
+		return err
+	})
 	if signal == unix.SIGSTOP {
-		testkit.Must(c, unix.Kill(pid, signal))
+		testkit.Must(c, ignoreGone(unix.Kill(pid, signal)))
 	} else {
 		c.target.Process.Inject(spdktest.Fault{Method: call, Times: 1, Then: spdktest.Silence})
 	}
@@ -55,7 +60,7 @@ func (c *spdkCase) failOver(name string, signal unix.Signal) {
 			}
 			return nil
 		})
-		testkit.Must(c, unix.Kill(pid, signal))
+		testkit.Must(c, ignoreGone(unix.Kill(pid, signal)))
 	}
 	began := time.Now()
 	took := func(what string) { c.Logf("%s: %s after %.1f s", name, what, time.Since(began).Seconds()) }
@@ -94,6 +99,9 @@ func (c *spdkCase) failOver(name string, signal unix.Signal) {
 		return
 	}
 	c.until("a driver that waits, and gets no calls", func(ctx context.Context) error {
+		if c.leader() != second { // it missed its Lease, and the one that waits leads again
+			return nil
+		}
 		log, err := testCluster.Kubectl(ctx, "", "-n", system, "logs", podOf(first), "-c", "driver")
 		if err == nil && (!strings.Contains(log, "serving metrics") || strings.Contains(log, "/csi.v1.Controller/")) {
 			err = fmt.Errorf("its log: %s", log)
@@ -125,14 +133,13 @@ func podOf(leader string) string {
 }
 
 // driverOf returns the process of the driver in a pod of the controller.
-func (c *spdkCase) driverOf(pod string) int {
+func (c *spdkCase) driverOf(pod string) (pid int, err error) {
 	c.Helper()
 	for _, pid := range processesWith(c.T, "--lease="+system+"/"+spdkLease) {
 		name, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "root", "etc", "hostname")) // of the container
 		if err == nil && strings.TrimSpace(string(name)) == pod {
-			return pid
+			return pid, nil
 		}
 	}
-	c.Fatalf("no process is the driver of pod %s", pod)
-	return 0
+	return 0, fmt.Errorf("no process is the driver of pod %q", pod)
 }

@@ -71,7 +71,7 @@ func TestSPDK(t *testing.T) {
 	}
 	c.attach()
 	c.deleteAll()
-	c.noDenials(spdkRelease, "Starting CSI attacher")
+	c.noDenials(spdkRelease, "Starting CSI attacher", "", "--all-containers")
 }
 
 // installSPDK creates the objects of docs/start-spdk.md, and the release. At the end
