@@ -118,6 +118,7 @@ func TestExpansion(t *testing.T) {
 			}
 			on := s.acked("user", before)
 			s.drop("user")
+			s.unstaged(fileOf(s.bound("ext4"))) // a pod that starts before has the mounted file system
 			s.offline(release, user, waits, on)
 		})
 	}

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,7 +25,7 @@ func newVolumes(t *testing.T) *space {
 	t.Helper()
 	var had []corev1.PersistentVolume
 	t.Cleanup(func() { // after the namespace is deleted
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 		defer cancel()
 		for i := range had {
 			if err := poll(ctx, func(ctx context.Context) error { return traces(ctx, &had[i]) }); err != nil {
@@ -88,11 +87,28 @@ func (s *space) device(v *corev1.PersistentVolume) loop.Device {
 
 func (s *space) devices(v *corev1.PersistentVolume) []loop.Device {
 	s.Helper()
-	f := testkit.Value(os.Open(fileOf(v)))(s)
+	return s.devicesOf(fileOf(v))
+}
+
+func (s *space) devicesOf(file string) []loop.Device {
+	s.Helper()
+	f := testkit.Value(os.Open(file))(s)
 	defer f.Close()
 	b := testkit.Value(loop.BackingOf(f))(s)
 	devices := testkit.Value(loop.Find(s.Context(), b))(s)
 	return devices
+}
+
+// unstaged waits until the file of a volume has no loop device: the kubelet unstages
+// a volume after the end of its last pod.
+func (s *space) unstaged(file string) {
+	s.Helper()
+	s.until("loop devices to be detached of "+file, func(context.Context) error {
+		if d := s.devicesOf(file); len(d) > 0 {
+			return fmt.Errorf("got %v", d)
+		}
+		return nil
+	})
 }
 
 // mountsOf returns the mounts of a device in mount order, with the kubelet's

@@ -26,12 +26,14 @@ func TestOrphans(t *testing.T) {
 		_, file := r.content(drivers["local"], "of-"+name)
 		snapshots[name] = filepath.Base(file)
 	}
-	pv := r.bound("lost").Name
+	lost := r.bound("lost")
+	pv := lost.Name
 	content, _ := r.content(drivers["local"], "of-lost")
 	r.sh("kubectl patch pv "+pv+` --type=merge -p '{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}'`,
 		"kubectl patch volumesnapshotcontent "+content+` --type=merge -p '{"spec":{"deletionPolicy":"Retain"}}'`,
 		"kubectl delete volumesnapshot of-lost", "kubectl delete volumesnapshotcontent "+content,
 		"kubectl delete pod lost --wait", "kubectl delete pvc lost", "kubectl delete pv "+pv)
+	r.unstaged(fileOf(lost)) // a volume in use is not deleted
 
 	names := r.sh(list[0], list[1])
 	orphans := names + r.sh(list[0], list[2])

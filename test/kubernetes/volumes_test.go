@@ -57,12 +57,7 @@ func TestFilesystemAndBlock(t *testing.T) {
 				t.Errorf("the file in the pool reads %s, the device %s", got, whole)
 			}
 			for _, v := range []*corev1.PersistentVolume{raw, s.bound("files")} {
-				s.until("loop devices to be detached of "+v.Name, func(context.Context) error {
-					if d := s.devices(v); len(d) > 0 {
-						return fmt.Errorf("got %v", d)
-					}
-					return nil
-				})
+				s.unstaged(fileOf(v))
 			}
 		})
 	}

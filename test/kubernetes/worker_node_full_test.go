@@ -35,6 +35,7 @@ func (s *twoNodes) fullPool() {
 	s.awaitDeleted(s.fileOn(s.added.Name, fileOf(volume)))
 	// Its file system is read-only if it wrote its journal to the full pool.
 	s.drop("neighbour")
+	s.unstaged(s.fileOn(s.added.Name, fileOf(s.bound("neighbour"))))
 	s.run("neighbour", pod{mounts: map[string]string{"/data": "neighbour"}, change: here})
 	s.exec("neighbour", "dd if=/dev/zero of=/data/b bs=1M count=16 conv=fsync 2>/dev/null")
 	s.reads("neighbour", "cat /data/a", "kept")
