@@ -151,6 +151,7 @@ func (r *reader) firstClaim() {
 	if !strings.Contains(out, "/data") || !strings.Contains(out, "Bound") {
 		r.Errorf("the first volume:\n%s", out)
 	}
+	r.sh("until kubectl exec shell -- test -s /data/log; do sleep 1; done") // a pod is ready before its command has written
 	r.sh("kubectl apply -f - <<'END'\n" + objects[1] + "END\nkubectl wait volumesnapshot/monday --for=jsonpath='{.status.readyToUse}'=true --timeout=3m")
 }
 
