@@ -94,18 +94,22 @@ func (s *space) volumesGone(ctx context.Context) error {
 }
 
 // poll calls ask until it succeeds or the context ends, and then returns the
-// last error.
+// last error before that.
 func poll(ctx context.Context, ask func(context.Context) error) error {
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
+	var last error
 	for {
 		err := ask(ctx)
 		if err == nil {
 			return nil
 		}
+		if last == nil || ctx.Err() == nil {
+			last = err
+		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", ctx.Err(), err)
+			return fmt.Errorf("%w: %w", ctx.Err(), last)
 		case <-tick.C:
 		}
 	}

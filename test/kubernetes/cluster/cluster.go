@@ -148,10 +148,14 @@ func (c *Cluster) await(ctx context.Context, what string, p *Process, ask func(c
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
+	var last error // not that of the end of ctx, which says less
 	for {
 		yes, err := ask(ctx)
 		if yes {
 			return nil
+		}
+		if last == nil || ctx.Err() == nil {
+			last = err
 		}
 		if p != nil {
 			if ended := p.ended(); ended != nil {
@@ -164,7 +168,7 @@ func (c *Cluster) await(ctx context.Context, what string, p *Process, ask func(c
 			if p != nil {
 				text = "\n" + tail(p.Log, 1500)
 			}
-			return fmt.Errorf("timed out waiting for %s after %s: %w%s", what, waitTimeout, errors.Join(err, context.Cause(ctx)), text)
+			return fmt.Errorf("timed out waiting for %s after %s: %w%s", what, waitTimeout, errors.Join(last, context.Cause(ctx)), text)
 		case <-tick.C:
 		}
 	}
