@@ -183,7 +183,6 @@ func (w *workload) reboot() {
 	testkit.Must(w, testCluster.Reboot(w.Context()))
 	w.Logf("the node is ready %.1f s after the crash", time.Since(began).Seconds())
 	for _, o := range w.writers {
-		o.restarts++
 		w.until("pod "+o.name+" after the crash", func(ctx context.Context) error { return startedAgain(ctx, w.name, o) })
 	}
 	w.advances()
@@ -193,6 +192,9 @@ func (w *workload) reboot() {
 	testkit.Must(w, w.intact(w.Context()))
 }
 
+// startedAgain returns an error until the container of a writer was restarted: at the
+// first attempt, or after others that the runtime refused. Its check of all records
+// is in its journal.
 func startedAgain(ctx context.Context, namespace string, o *writer) error {
 	p, err := testCluster.Client.CoreV1().Pods(namespace).Get(ctx, o.name, metav1.GetOptions{})
 	if err != nil {
@@ -200,7 +202,8 @@ func startedAgain(ctx context.Context, namespace string, o *writer) error {
 	}
 	var said []string
 	for _, c := range p.Status.ContainerStatuses {
-		if c.RestartCount == o.restarts && c.Ready {
+		if c.RestartCount > o.restarts && c.Ready {
+			o.restarts = c.RestartCount
 			return nil
 		}
 		said = append(said, fmt.Sprintf("%s: started again %d times, ready %t, %v", c.Name, c.RestartCount, c.Ready, c.State))

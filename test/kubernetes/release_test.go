@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/test/kubernetes/cluster"
 )
 
@@ -227,7 +228,10 @@ func unmountPools(ctx context.Context) (map[string]bool, error) {
 			failed = append(failed, fmt.Errorf("left-over mount %s of %s", e.Target, e.Source))
 		case strings.HasPrefix(e.Target, "/var/lib/cleat/"):
 			devices[e.Source] = true
-			failed = append(failed, unix.Unmount(e.Target, 0))
+			failed = append(failed, retry.For(ctx, waitTimeout, func() (again bool, err error) { // another process can use it for a moment
+				err = unix.Unmount(e.Target, 0)
+				return errors.Is(err, unix.EBUSY), err
+			}))
 		}
 	}
 	return devices, errors.Join(failed...)

@@ -81,7 +81,7 @@ type writer struct {
 
 func newWorkload(s *space) *workload {
 	s.Helper()
-	w := &workload{space: s, journals: filepath.Join(testCluster.Dir, "journals-"+s.name), settleTime: time.Minute}
+	w := &workload{space: s, journals: filepath.Join(testCluster.Dir, "journals-"+s.name), settleTime: waitTimeout}
 	testkit.Must(s, os.MkdirAll(w.journals, 0o755))
 	return w
 }

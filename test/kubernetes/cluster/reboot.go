@@ -15,6 +15,7 @@ import (
 
 	"github.com/cleatproject/cleat/internal/linux/loop"
 	"github.com/cleatproject/cleat/internal/linux/mount"
+	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
 // Reboot simulates a crash and boot of the node: kubelet, runtime and all
@@ -48,10 +49,10 @@ func (c *Cluster) Reboot(ctx context.Context) error {
 	return c.StartKubelet(ctx)
 }
 
-// killPods kills the processes of all pods and their shims. It repeats until
-// none is left, since a dying process can have forked.
+// killPods kills the processes of all pods and their shims, and runc, which starts
+// them. It repeats until none is left, since a dying process can have forked.
 func (c *Cluster) killPods() error {
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(waitTimeout)
 	for {
 		left, err := c.podProcesses()
 		if err != nil {
@@ -61,7 +62,7 @@ func (c *Cluster) killPods() error {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("processes of pods %v outlive SIGKILL by 30 s", left)
+			return fmt.Errorf("processes of pods %v outlive SIGKILL by %s", left, waitTimeout)
 		}
 		for _, pid := range left {
 			unix.Kill(pid, unix.SIGKILL)
@@ -97,7 +98,7 @@ func (c *Cluster) podProcesses() ([]int, error) {
 			continue
 		}
 		text, err := os.ReadFile(path)
-		if err == nil && strings.Contains(string(text), "containerd-shim") {
+		if err == nil && (strings.Contains(string(text), "containerd-shim") || strings.HasPrefix(string(text), "runc\x00")) {
 			var pid int
 			if _, err := fmt.Sscanf(path, "/proc/%d/", &pid); err == nil {
 				all = append(all, pid)
@@ -108,10 +109,10 @@ func (c *Cluster) podProcesses() ([]int, error) {
 	return slices.Compact(all), nil
 }
 
-// clearVolatile removes what a reboot does not keep. A runc or network plugin
-// that outlives its runtime can still mount something.
+// clearVolatile removes what a reboot does not keep. A network plugin that outlives
+// its runtime can still mount something.
 func (c *Cluster) clearVolatile(ctx context.Context) error {
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(waitTimeout)
 	for _, dir := range volatile {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
@@ -131,8 +132,16 @@ func (c *Cluster) clearVolatile(ctx context.Context) error {
 	return nil
 }
 
-// unmountAll unmounts all mounts created since the start, last first.
+// unmountAll unmounts all mounts created since the start, last first. A program that
+// outlives its runtime can use one for a moment.
 func (c *Cluster) unmountAll(ctx context.Context) error {
+	return retry.For(ctx, waitTimeout, func() (again bool, err error) {
+		err = c.tryUnmountAll(ctx)
+		return errors.Is(err, unix.EBUSY), err
+	})
+}
+
+func (c *Cluster) tryUnmountAll(ctx context.Context) error {
 	table, err := mount.Table(ctx)
 	if err != nil {
 		return err

@@ -270,7 +270,7 @@ func inside(m *testing.M, s *site, setup Setup) (code int) {
 		keepRunning(ctx, c, os.Stderr)
 	}
 	if setup.Finish != nil {
-		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Minute)
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*waitTimeout)
 		defer cancel()
 		began := time.Now()
 		if err := setup.Finish(ending, c); err != nil {
