@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/cleatproject/cleat/test/testkit"
 )
@@ -227,16 +228,19 @@ func (r *rights) patchClaim(name, patch string) func(context.Context, kubernetes
 	}
 }
 
-// updateClaim reads and updates a claim, like csi-provisioner.
+// updateClaim reads and updates a claim, like csi-provisioner. The controller manager
+// can have changed it meanwhile.
 func (r *rights) updateClaim(name string, change func(*corev1.PersistentVolumeClaim)) func(context.Context, kubernetes.Interface) error {
 	return func(ctx context.Context, c kubernetes.Interface) error {
-		claim, err := c.CoreV1().PersistentVolumeClaims(r.name).Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
+		return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+			claim, err := c.CoreV1().PersistentVolumeClaims(r.name).Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			change(claim)
+			_, err = c.CoreV1().PersistentVolumeClaims(r.name).Update(ctx, claim, metav1.UpdateOptions{DryRun: dryRun})
 			return err
-		}
-		change(claim)
-		_, err = c.CoreV1().PersistentVolumeClaims(r.name).Update(ctx, claim, metav1.UpdateOptions{DryRun: dryRun})
-		return err
+		})
 	}
 }
 

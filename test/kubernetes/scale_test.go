@@ -354,8 +354,9 @@ var complaint = regexp.MustCompile(`^E\d{4} |"level":"(ERROR|WARN)"`)
 // repeated matches errors of normal retries: a sidecar acts on a stale cache
 // and retries, for a volume that it has already deleted or an object that it
 // has just written, or finds a claim in its queue that is deleted meanwhile. The
-// kubelet requests statistics of volumes that it has just unmounted.
-var repeated = regexp.MustCompile(`error syncing volume .* persistentvolumes .* not found"|Error syncing PVC" err="PV .* bound to pvc .* not found"|Operation cannot be fulfilled on .*: the object has been modified; please apply your changes to the latest version and try again|"method":"/csi.v1.Node/NodeGetVolumeStats","code":"NotFound"|in work queue no longer exists"`)
+// kubelet requests statistics of volumes that it has just unmounted. The API server
+// answers the renewal of a Lease late; a sidecar that loses its Lease ends.
+var repeated = regexp.MustCompile(`error syncing volume .* persistentvolumes .* not found"|Error syncing PVC" err="PV .* bound to pvc .* not found"|Operation cannot be fulfilled on .*: the object has been modified; please apply your changes to the latest version and try again|"method":"/csi.v1.Node/NodeGetVolumeStats","code":"NotFound"|in work queue no longer exists"|leaderelection\.go:\d+\] "(Error retrieving lease lock|Failed to update l)`)
 
 // early matches the kubelet's warning about a pod that the API server's node
 // authorizer does not know yet, or a first read that takes longer than its

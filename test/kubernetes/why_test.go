@@ -97,6 +97,6 @@ func (s *space) waiting() {
 	s.start("held", pod{change: func(p *corev1.Pod) { p.Finalizers = []string{"example.com/hold"} }})
 	s.kubectl("delete", "pod", "held", "--wait=false")
 	s.running("slow")
-	s.kubectl("delete", "pod", "slow", "--grace-period=600", "--wait=false")
+	s.kubectl("delete", "pod", "slow", "--grace-period=3600", "--wait=false")
 	s.kubectl("delete", "pvc", "used", "--wait=false")
 }

@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -44,6 +45,11 @@ func (s *twoNodes) restores() {
 	// The source's node is cordoned: an event says so, and nothing is placed
 	// elsewhere.
 	s.kubectl("cordon", testCluster.Node)
+	s.Cleanup(func() { // other tests need the node
+		if _, err := testCluster.Kubectl(context.Background(), "", "uncordon", testCluster.Node); err != nil {
+			s.Error(err)
+		}
+	})
 	s.claim("waits", claim{class: "pair-ext4", size: "32Mi", from: snapshotSource("source")})
 	s.start("waits", pod{mounts: map[string]string{"/data": "waits"}, change: anywhere})
 	s.event("waits", "snapshot source is on node "+testCluster.Node+", which is cordoned")
