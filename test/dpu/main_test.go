@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/internal/linux/kernelcall"
+	"github.com/cleatproject/cleat/test/testkit/mountns"
 )
 
 // insideEnvironment marks the test that runs in its own namespaces.
@@ -35,7 +36,7 @@ func TestMain(m *testing.M) {
 		os.Exit(inside())
 	}
 	// Processes that tests start are not tests.
-	err := os.Unsetenv(insideEnvironment)
+	err := errors.Join(os.Unsetenv(insideEnvironment), mountns.DropCopies()) // of volumes of tests that run beside these
 	if err == nil {
 		plain, raced, err = programs(os.Getenv(programEnvironment), os.TempDir(), os.Stderr, build)
 	}
