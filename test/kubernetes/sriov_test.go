@@ -51,7 +51,7 @@ func TestSRIOVPlugin(t *testing.T) {
 		c.allocatable(2)
 		kubelet, api := stop()
 		t.Logf("%s: functions were away for %s in the kubelet, for %s in the API", trouble.name, kubelet, api)
-		// A few seconds on a machine that does nothing else.
+		// Two to five seconds on a machine that does nothing else.
 		if limit := 2 * time.Minute; kubelet > limit || api > limit {
 			t.Errorf("%s: functions were away for %s in the kubelet, %s in the API", trouble.name, kubelet, api)
 		}
