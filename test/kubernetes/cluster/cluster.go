@@ -36,7 +36,7 @@ type Cluster struct {
 
 	site      *site
 	keys      *authority
-	baseline  map[int]bool // ids of the mounts before the start
+	baseline  map[int]string // targets of the mounts before the start, by id: the kernel uses ids again
 	mu        sync.Mutex
 	processes []*Process
 	runtime   *Process
@@ -55,7 +55,7 @@ func basePrograms() []string {
 const waitTimeout = 3 * time.Minute
 
 func newCluster(s *site) *Cluster {
-	return &Cluster{Node: s.nodeName(), Dir: s.nodeDir(), Programs: programs.Set{Dir: s.Programs}, site: s, baseline: map[int]bool{},
+	return &Cluster{Node: s.nodeName(), Dir: s.nodeDir(), Programs: programs.Set{Dir: s.Programs}, site: s, baseline: map[int]string{},
 		keys: &authority{dir: filepath.Join(s.Dir, "keys")}}
 }
 
@@ -68,7 +68,7 @@ func up(ctx context.Context, s *site) (*Cluster, error) {
 		return nil, err
 	}
 	for _, e := range table {
-		c.baseline[e.ID] = true
+		c.baseline[e.ID] = e.Target
 	}
 	if err := os.MkdirAll(filepath.Join(s.Dir, "logs"), 0o755); err != nil {
 		return nil, err

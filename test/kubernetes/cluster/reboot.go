@@ -148,7 +148,7 @@ func (c *Cluster) tryUnmountAll(ctx context.Context) error {
 	}
 	var failed []error
 	for _, e := range slices.Backward(table) {
-		if c.baseline[e.ID] {
+		if c.baseline[e.ID] == e.Target {
 			continue
 		}
 		err := unix.Unmount(e.Target, unix.UMOUNT_NOFOLLOW)
@@ -213,7 +213,7 @@ func (c *Cluster) newBootID() error {
 		return err
 	}
 	if e, ok := mount.Holding(table, kernels); ok {
-		c.baseline[e.ID] = true
+		c.baseline[e.ID] = e.Target
 	}
 	return nil
 }
