@@ -54,9 +54,10 @@ func measure(dir string) (map[string]row, error) {
 		}
 	}
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
-		switch name := e.Name(); {
-		case err != nil:
+		if err != nil { // then e can be nil
 			return err
+		}
+		switch name := e.Name(); {
 		case e.IsDir() && path != dir && (name == "testdata" || name == "bin" || strings.HasPrefix(name, ".")):
 			return filepath.SkipDir
 		case e.IsDir() || filepath.Ext(name) != ".go":

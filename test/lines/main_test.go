@@ -29,4 +29,7 @@ func TestLines(t *testing.T) {
 	if want := " packages a 7 +7 2 +2 1 +1 1 +1 0 +0 0 +0 gone 0 -1 0 -1 0 -1 0 +0 0 +0 0 +0 s 0 +0 0 +0 0 +0 1 +1 0 +0 1 +1 total 7 +6 2 +1 1 +0 2 +2 0 +0 1 +1"; !strings.HasSuffix(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
+	if _, err := measure(filepath.Join(dir, "missing")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a checkout that does not exist: %v", err)
+	}
 }
