@@ -49,7 +49,7 @@ func bootRig(t *testing.T, source image.Source, disks ...vm.Disk) *rig {
 	t.Helper()
 	g := vm.Boot(t, vm.Spec{
 		Name: "nvme-" + string(source), Kernel: source, Disks: disks,
-		Modules: append(append(nvmetcp.TargetModules(), nvmetcp.HostModules()...), "ext4", "xfs", "btrfs"), Tools: image.Filesystems(),
+		Modules: append(append(nvmetcp.TargetModules(), nvmetcp.HostModules()...), "ext4", "xfs", "btrfs", "loop"), Tools: image.Filesystems(),
 		Programs: programs("cleat", "suite", "writer"), Lifetime: lifetime(),
 	})
 	r := &rig{source: source, Node: nodeservice.New(kernel.Of(t, g), "--engine", "none", "--services", "node", "--node-id", "guest", "--nvme-host-nqn", hostNQN, "--nvme-key-dir", keys)}
