@@ -59,8 +59,8 @@ func TestDirectory(t *testing.T) {
 			r := newRig(t)
 			spec := dirSpec("two/deep", readOnly)
 			ctx := t.Context()
-			if any, err := r.MountedAny(ctx, name); err != nil || any {
-				t.Errorf("MountedAny before Mount: %t, %v", any, err)
+			if is, err := r.IsMountPoint(ctx, name); err != nil || is {
+				t.Errorf("IsMountPoint before Mount: %t, %v", is, err)
 			}
 			if there, err := r.Mounted(ctx, name, spec); err != nil || there {
 				t.Errorf("Mounted before = %v, %v", there, err)
@@ -99,8 +99,8 @@ func TestAnotherIsThere(t *testing.T) {
 	}{{"two/deep", false}, {"two", false}, {"one", true}} {
 		want := dirSpec(spec.name, spec.readOnly)
 		_, err := r.Mounted(ctx, name, want)
-		if any, err := r.MountedAny(ctx, name); err != nil || !any {
-			t.Errorf("MountedAny with another mount: %t, %v", any, err)
+		if is, err := r.IsMountPoint(ctx, name); err != nil || !is {
+			t.Errorf("IsMountPoint with another mount: %t, %v", is, err)
 		}
 		testkit.WantError(t, "the error", err, errs.Precondition, "/pool/one of ", "directory "+spec.name+" of pool "+poolID, modeOf(spec.readOnly))
 		testkit.WantError(t, "Mount", r.Mount(ctx, name, want), errs.Precondition, "/pool/one of ", "directory "+spec.name+" of pool "+poolID)

@@ -207,8 +207,8 @@ func (m *Mounts) Mounted(ctx context.Context, name string, spec plan.MountSpec) 
 	return m.isMounted(ctx, target, src)
 }
 
-// MountedAny reports whether anything is mounted at Path(name).
-func (m *Mounts) MountedAny(ctx context.Context, name string) (bool, error) {
+// IsMountPoint reports whether anything is mounted at Path(name).
+func (m *Mounts) IsMountPoint(ctx context.Context, name string) (bool, error) {
 	target, err := m.target(name)
 	if err != nil {
 		return false, err

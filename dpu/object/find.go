@@ -44,7 +44,7 @@ func (m *Manager) findFsdev(ctx context.Context, o *plan.Object) error {
 		return err
 	}
 	if m.config.Mounts != nil {
-		if any, err := m.config.Mounts.MountedAny(ctx, o.Fsdev.Mount); any || err != nil {
+		if isMounted, err := m.config.Mounts.IsMountPoint(ctx, o.Fsdev.Mount); isMounted || err != nil {
 			return err
 		}
 	}

@@ -25,8 +25,8 @@ type Mounts interface {
 	Path(name string) string
 	Mount(ctx context.Context, name string, spec plan.MountSpec) error
 	Mounted(ctx context.Context, name string, spec plan.MountSpec) (bool, error)
-	// MountedAny reports whether anything is mounted at Path(name).
-	MountedAny(ctx context.Context, name string) (bool, error)
+	// IsMountPoint reports whether anything is mounted at Path(name).
+	IsMountPoint(ctx context.Context, name string) (bool, error)
 	Unmount(ctx context.Context, name string) error
 }
 

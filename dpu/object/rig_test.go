@@ -99,7 +99,7 @@ func (d directories) Mounted(_ context.Context, name string, _ plan.MountSpec) (
 	return err == nil, nil
 }
 
-func (d directories) MountedAny(ctx context.Context, name string) (bool, error) {
+func (d directories) IsMountPoint(ctx context.Context, name string) (bool, error) {
 	return d.Mounted(ctx, name, plan.MountSpec{})
 }
 

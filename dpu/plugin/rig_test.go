@@ -323,7 +323,7 @@ func (d *directories) Mounted(_ context.Context, name string, _ plan.MountSpec) 
 	return ok, nil
 }
 
-func (d *directories) MountedAny(ctx context.Context, name string) (bool, error) {
+func (d *directories) IsMountPoint(ctx context.Context, name string) (bool, error) {
 	return d.Mounted(ctx, name, plan.MountSpec{})
 }
 

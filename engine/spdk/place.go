@@ -215,12 +215,12 @@ func (e *Engine) Capacity(ctx context.Context, query volume.CapacityQuery) (volu
 	places = slices.DeleteFunc(places, func(p place) bool { return excluded(p.target) })
 	answers = slices.DeleteFunc(answers, func(a storesOf) bool { return excluded(a.target) })
 	var c volume.Capacity
-	var unread error
+	var failed error
 	for _, p := range places {
 		if s.thin && !s.oldData {
 			u, err := e.uncleanSoon(ctx, p)
 			if err != nil {
-				unread = errors.Join(unread, fmt.Errorf("lvol store %s: %w", p, err))
+				failed = errors.Join(failed, fmt.Errorf("lvol store %s: %w", p, err))
 			}
 			if err != nil || u != nil {
 				continue // new volumes are refused there
@@ -236,8 +236,8 @@ func (e *Engine) Capacity(ctx context.Context, query volume.CapacityQuery) (volu
 	switch {
 	case c.Available > 0:
 		return c, nil
-	case unread != nil:
-		return volume.Capacity{}, errs.Errorf(errs.Unavailable, "it is not known whether there is space for new volumes: %w", unread)
+	case failed != nil:
+		return volume.Capacity{}, errs.Errorf(errs.Unavailable, "it is not known whether there is space for new volumes: %w", failed)
 	}
 	return c, e.incomplete(ctx, answers, s)
 }
