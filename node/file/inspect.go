@@ -154,8 +154,8 @@ func (a *Attacher) isOfAnotherVolume(locator access.Access, d loop.Device) (bool
 // exist. An error says nothing of the file.
 func isBacking(d loop.Device, open func() (*os.File, error)) (bool, error) {
 	f, err := open()
-	for _, unread := range []error{errNoPool, errs.Unavailable, errs.Busy, unix.EMFILE, unix.ENFILE, unix.EIO} {
-		if errors.Is(err, unread) {
+	for _, reason := range []error{errNoPool, errs.Unavailable, errs.Busy, unix.EMFILE, unix.ENFILE, unix.EIO, unix.EACCES, unix.ENOMEM, unix.ESTALE} {
+		if errors.Is(err, reason) {
 			return false, fmt.Errorf("of which volume %s is: %w", d.Path, err)
 		}
 	}
